@@ -115,6 +115,19 @@ class ThrowawayDatabases:
             raise map_error(error, place_of(self._url)) from None
 
 
+def has_workers(dsn: str) -> bool:
+    """Return whether a worker has used a database since it was made or emptied.
+
+    Raises:
+        DatabaseUnavailable, DatabaseRefused: PostgreSQL does not answer, or the role may not ask.
+    """
+    try:
+        with psycopg.connect(dsn, autocommit=True, **_OPTIONS) as connection:
+            return connection.execute("SELECT FROM jsworker.workers LIMIT 1").fetchone() is not None
+    except psycopg.Error as error:
+        raise map_error(error, place_of(make_url(dsn))) from None
+
+
 def empty_database(dsn: str) -> None:
     """Delete all jobs, also those that wait or run, and all else that a test may have left in a database.
 

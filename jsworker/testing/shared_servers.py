@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import os
 import shutil
+import sys
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -86,7 +87,7 @@ class RunningServers:
             self._databases.drop(name)
             if self._are_given:  # embedded servers are deleted with all their streams
                 with suppress(JsworkerError):
-                    _wait_for(_connect(settings_at(self, own["stream"]), deletes_stream=True))
+                    delete_stream(settings_at(self, own["stream"]))
 
     def close(self) -> None:
         """Drop the databases that this object has made."""
@@ -202,20 +203,29 @@ def settings_in_use(settings: Settings | None, what: str) -> Settings:
     """Return the given settings, or those of the running test; ``what`` names the caller in an error."""
     if settings is not None:
         return settings
-    if not _used:
+    if (found := _settings_of_test()) is None:
         raise RuntimeError(
             f"{what} needs a database: let the test ask for the fixture job_client or jsworker_settings, "
             "derive it from JsworkerTestCase, or give settings="
         )
-    return _used[-1]
+    return found
 
 
 def settings_without_servers() -> Settings:
     """Return settings for code that needs no server: those of the running test, else the defaults."""
-    if _used:
-        return _used[-1]
+    if found := _settings_of_test():
+        return found
     with _environment({"database_url": "postgresql://127.0.0.1/no_database"}):
         return load_settings()
+
+
+def _settings_of_test() -> Settings | None:
+    """Return the settings of the innermost block, else those of Django's test database, if it is in use."""
+    if _used:
+        return _used[-1]
+    django = sys.modules.get("jsworker.contrib.django.apps")
+    found: Settings | None = None if django is None else django.settings_of_tests()
+    return found
 
 
 def database_at(settings: Settings) -> Database:
@@ -258,6 +268,11 @@ async def _connect(settings: Settings, *, deletes_stream: bool = False) -> None:
                 await api.ask(f"STREAM.DELETE.{settings.stream}", deleting)
     finally:
         await api.close()
+
+
+def delete_stream(settings: Settings) -> None:
+    """Delete the stream of settings, if it is there; raises as ``Stream.connect`` does."""
+    _wait_for(_connect(settings, deletes_stream=True))
 
 
 def _wait_for(call: Coroutine[Any, Any, None]) -> None:

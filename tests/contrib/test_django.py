@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import nats
 import pytest
 from pydantic import SecretStr
 
@@ -59,6 +61,7 @@ from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processors
 from tests.client.test_enqueue import Order as NumberedOrder
 from tests.client.test_enqueue import ShipOrder
+from tests.support.documents import Page
 from tests.support.polling import eventually
 from tests.support.servers import TEMPLATE, TestServers, copy_database, drop_database
 from tests.test_contents import OLD, text_of_keys
@@ -247,13 +250,40 @@ class TestEnqueue:
 
 
 JOBS_OF_TESTS = """
+import gc
+
 from django.core.management import call_command
 from django.db import connection
-from django.test import TransactionTestCase
+from django.test import TestCase, TransactionTestCase
 
 from jsworker.contrib.django import enqueue, jobs_client
+from jsworker.testing import run_job as awaited
+from jsworker.testing.sync import run_job, work_until_empty
+from shop.jobs import Greet
+from shop.models import Order
+
+gc.disable()  # it would close connections that nobody uses
+
+class GreetInAsync(Greet):
+    async def process(self, job):
+        return (await Order.objects.aget(pk=job.payload.order)).item
+
+class OneRun(TestCase):
+    async def test_a_coroutine_sees_what_its_test_has_not_committed(self):
+        order = await Order.objects.acreate(item="tea", cents=250)
+        assert (await awaited(GreetInAsync, {"order": order.pk})).result == "tea"
+        assert await Order.objects.aexists()
 
 class Jobs(TransactionTestCase):
+    def test_a_coroutine(self) -> None:
+        order = Order.objects.create(item="tea", cents=250)
+        assert run_job(GreetInAsync, {"order": order.pk}).result == "tea"
+
+    def test_a_stream_that_is_given(self) -> None:
+        settings = jobs_client().settings
+        enqueue(Greet, {"order": Order.objects.create(item="tea", cents=250).pk})
+        assert work_until_empty([Greet], settings=settings).completed == {"greet": 1}
+
     def test_another_one(self) -> None:
         assert enqueue("of-tests", {}, unique_key="one").created
 
@@ -268,6 +298,22 @@ class Jobs(TransactionTestCase):
 """
 
 
+# No signal follows its end.
+LAST_OF_TESTS = """
+from django.conf import settings
+from django.test import TransactionTestCase
+
+from jsworker.testing.sync import work_until_empty
+from shop.jobs import Greet
+
+class Last(TransactionTestCase):
+    available_apps = settings.INSTALLED_APPS
+
+    def test_a_worker(self) -> None:
+        assert not work_until_empty([Greet]).completed
+"""
+
+
 # Only DATABASES names the database, as in the documentation's example.
 ONLY_DATABASES = """
 import os
@@ -276,11 +322,28 @@ del os.environ["JSWORKER_DATABASE_URL"]
 """
 
 
-@pytest.mark.parametrize("module", ["django_app.settings", "only_databases"])
-def test_djangos_tests_leave_the_database_and_the_stream_alone(
-    settings: Settings, tmp_path: Path, module: str
+async def _streams(settings: Settings) -> set[str | None]:
+    connected = await nats.connect(settings.nats_url)
+    try:
+        return {info.config.name for info in await connected.jetstream().streams_info()}
+    finally:
+        await connected.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "count"),
+    [("django_app.settings", ["test_last"], 9), ("only_databases", ["--parallel", "2"], 8)],
+)
+def test_djangos_tests_leave_the_database_and_the_streams_alone(
+    settings: Settings, tmp_path: Path, module: str, options: list[str], count: int
 ) -> None:
     (tmp_path / "test_jobs.py").write_text(JOBS_OF_TESTS)
+    (tmp_path / "test_last.py").write_text(LAST_OF_TESTS)
+    page = dict(re.findall(r"(?s)```python\n# shop/(\w+)\.py\n(.*?)```", Page("docs/django.md").text))
+    page["models"] = "from django_app.shop.models import Order"
+    (tmp_path / "shop").mkdir()
+    for name, text in page.items():
+        (tmp_path / "shop" / f"{name}.py").write_text(text)
     (tmp_path / "only_databases.py").write_text(ONLY_DATABASES)
     given = {
         "DJANGO_SETTINGS_MODULE": module,
@@ -290,10 +353,13 @@ def test_djangos_tests_leave_the_database_and_the_stream_alone(
         "JSWORKER_SUBJECT_PREFIX": settings.subject_prefix,
         "PYTHONPATH": os.pathsep.join([str(tmp_path), "examples", *sys.path]),
     }
-    command = [sys.executable, "-m", "django_app.manage", "test", "--noinput", "test_jobs"]
+    command = [sys.executable, "-m", "django_app.manage", "test", "--noinput"]
+    command += ["test_jobs", "shop.tests", *options]
+    before = asyncio.run(_streams(settings))
     ran = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert "Ran 3 tests" in ran.stderr
+    assert f"Ran {count} tests" in ran.stderr
+    assert asyncio.run(_streams(settings)) == before
     assert "W001" not in ran.stderr
     assert not StoredJob.objects.exists()
     with connection.cursor() as cursor:
@@ -561,7 +627,8 @@ class TestSettings:
         settings = jsworker_settings()
         assert settings.database_dsn() == f"postgresql://{found or url}"
         assert settings.nats_is_set is (found is None)
-        assert (settings == jsworker_settings(), settings.stream) == (True, "JOBS")
+        assert settings == jsworker_settings()
+        assert (settings.stream == "JOBS") is (settings.subject_prefix == "jobs") is (found is None)
         monkeypatch.setitem(names_at_start, "default", database["NAME"])  # no test runner has replaced it
         assert jsworker_settings().database_dsn() == f"postgresql://{url}"
 
@@ -1020,6 +1087,20 @@ class TestCommands:
         with manage("jsworker", "job", str(uuid4())) as refused:
             assert refused.wait(timeout=60) == 1
 
+    def test_where_tables_are_missing_djangos_command_is_named(
+        self, manage: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    ) -> None:
+        (tmp_path / "jobs_apart.py").write_text(
+            "from django_app.settings import *\n\n"
+            "DATABASES['jobs'] = DATABASES['default']\nJSWORKER = {'DATABASE': 'jobs'}\n"
+        )
+        with connection.cursor() as cursor:
+            cursor.execute("DROP SCHEMA jsworker CASCADE")
+        with manage("jsworker_run", settings_module="jobs_apart", folder=tmp_path) as refused:
+            _, err = refused.communicate(timeout=60)
+        assert refused.returncode == 1
+        assert "no jsworker schema: run `manage.py migrate --database jobs`" in err
+
     def test_a_file_that_the_environment_names_does_not_contradict_them(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database_url: str, capfd: Any
     ) -> None:
@@ -1062,17 +1143,3 @@ def test_jobs_are_not_written_through_models() -> None:
     for refused in (job.save, job.delete):
         with pytest.raises(NotImplementedError, match="changed by a client of jsworker"):
             refused()
-    def test_where_tables_are_missing_djangos_command_is_named(
-        self, manage: Callable[..., subprocess.Popen[str]], tmp_path: Path
-    ) -> None:
-        (tmp_path / "jobs_apart.py").write_text(
-            "from django_app.settings import *\n\n"
-            "DATABASES['jobs'] = DATABASES['default']\nJSWORKER = {'DATABASE': 'jobs'}\n"
-        )
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA jsworker CASCADE")
-        with manage("jsworker_run", settings_module="jobs_apart", folder=tmp_path) as refused:
-            _, err = refused.communicate(timeout=60)
-        assert refused.returncode == 1
-        assert "no jsworker schema: run `manage.py migrate --database jobs`" in err
-

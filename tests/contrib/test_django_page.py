@@ -26,7 +26,7 @@ from jsworker.core.settings import Settings
 from tests.worker.rows import Rows
 
 PAGE = Page("docs/django.md")
-SETTINGS, ENQUEUES, JOBS, TASKS = PAGE.blocks("python")
+SETTINGS, ENQUEUES, JOBS, TASKS, _TESTS = PAGE.blocks("python")
 
 
 @pytest.fixture(autouse=True)

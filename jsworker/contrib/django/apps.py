@@ -15,11 +15,12 @@ from jsworker.contrib.django.configuration import (
     check_configuration,
     database_alias,
     jsworker_settings,
-    lead_to_tests,
     names_at_start,
+    settings_of_tests,
 )
 from jsworker.contrib.django.enqueueing import close_clients
-from jsworker.core.errors import MigrationMissing
+from jsworker.core.errors import JsworkerError, MigrationMissing
+from jsworker.core.settings import Settings
 
 
 class JsworkerApp(AppConfig):
@@ -47,6 +48,18 @@ class JsworkerApp(AppConfig):
 def _let_go(connection: Any, **_: Any) -> None:
     if connection.alias == NO_DB_ALIAS:  # Django is about to copy or drop a test database
         close_clients()
+        if settings := settings_of_tests():
+            _delete_stream(settings)
+
+
+def _delete_stream(settings: Settings) -> None:
+    """Delete the tests' stream, unless no worker has used it: then NATS may be away."""
+    from jsworker.ownership.throwaway import has_workers  # noqa: PLC0415 -- as below
+    from jsworker.testing.shared_servers import delete_stream  # noqa: PLC0415 -- it imports all servers
+
+    with suppress(JsworkerError):
+        if has_workers(settings.database_dsn()):
+            delete_stream(settings)
 
 
 def _migrate(using: str, **given: Any) -> None:
@@ -56,8 +69,8 @@ def _migrate(using: str, **given: Any) -> None:
     from jsworker.ownership.throwaway import empty_database  # noqa: PLC0415
     from jsworker.ownership.upgrading import upgrade_database  # noqa: PLC0415
 
-    settings = jsworker_settings()
-    upgrade_database(settings.database_dsn())
+    upgrade_database(jsworker_settings().database_dsn())
     # `flush` emits the signal, too, but migrates nothing. It ends each TransactionTestCase.
-    if "plan" not in given and lead_to_tests(settings):
+    if "plan" not in given and (settings := settings_of_tests()):
+        _delete_stream(settings)
         empty_database(settings.database_dsn())

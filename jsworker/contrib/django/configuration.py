@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
@@ -27,6 +28,9 @@ _PASSED_ON: Final = (
 """Options of libpq in DATABASES that determine which server is connected to, and how securely."""
 _REFUSED: Final = ("dbname", "host", "port", "user", "password")
 """Options that name another database or login than the entry of DATABASES itself."""
+MIDDLEWARE: Final = "jsworker.contrib.django.middleware:fresh_connections"
+_RUN: Final = secrets.token_hex(4)
+"""Part of streams' names in tests: a stream that a killed test run has left belongs to another database."""
 names_at_start: Final[dict[str, Any]] = {}
 """The names of the databases in DATABASES when Django started: what runs tests replaces them there."""
 
@@ -62,8 +66,8 @@ def database_alias() -> str:
 def jsworker_settings() -> Settings:
     """Return the settings: of ``JSWORKER``, else of the environment; if neither has a database, of DATABASES.
 
-    While Django's tests run, Django's test database takes the place of the configured one, and NATS is not
-    used.
+    While Django's tests run, Django's test database takes the place of the configured one. Only workers use
+    NATS then, with a stream of the tests' own.
 
     Raises ImproperlyConfigured, with a line for each fault.
     """
@@ -103,10 +107,16 @@ def _is_of_tests(alias: str, replaced: str | None = None) -> bool:
     return own != at_start and re.fullmatch(rf"{re.escape(str(tested))}(_\d+)?", own) is not None
 
 
-def lead_to_tests(settings: Settings) -> bool:
-    """Return whether jobs are in the database that Django's test runner has made; a URL may name another."""
+def settings_of_tests() -> Settings | None:
+    """Return the settings if jobs are in the database that Django's test runner has made, else None.
+
+    A URL may name another database than the one that the runner has replaced.
+    """
     alias = database_alias()
-    return _is_of_tests(alias) and _name_in(settings) == str(connections[alias].settings_dict.get("NAME"))
+    if not _is_of_tests(alias):
+        return None
+    settings = jsworker_settings()
+    return settings if _name_in(settings) == str(connections[alias].settings_dict.get("NAME")) else None
 
 
 def _in_tests(settings: Settings, alias: str) -> Settings:
@@ -116,9 +126,24 @@ def _in_tests(settings: Settings, alias: str) -> Settings:
         return settings
     head, mark, query = settings.database_url.partition("?")
     url = f"{head.rpartition('/')[0]}/{quote(own, safe='')}{mark}{query}"
-    in_tests = settings.model_copy(update={"database_url": url})
-    in_tests.model_fields_set.discard("nats_url")  # the stream belongs to the other database
+    unique = f"{_RUN}_{re.sub('[^a-z0-9_-]', '_', own.lower())}"
+    # The configured stream belongs to the other database, on which child processes would set Django up.
+    replaced = {
+        "database_url": url,
+        "stream": f"TEST_{unique}",
+        "subject_prefix": f"test-{unique}",
+        "preload": "",
+        "middleware": preceded_by(MIDDLEWARE, settings.middleware),
+    }
+    in_tests = settings.model_copy(update=replaced)
+    in_tests.model_fields_set.discard("nats_url")  # nothing is published but by workers that tests start
     return in_tests
+
+
+def preceded_by(first: str, names: str) -> str:
+    """Return a comma list that begins with ``first``, and has it once."""
+    others = [each.strip() for each in names.split(",") if each.strip()]
+    return ",".join([first, *(each for each in others if each != first)])
 
 
 def _name_in(settings: Settings) -> str:
@@ -136,6 +161,7 @@ def environment() -> dict[str, str]:
         values["database_password"] = settings.database_password
     if not settings.nats_is_set:
         values["nats_url"] = None
+        values["stream"], values["subject_prefix"] = settings.stream, settings.subject_prefix
     return changed_environment(os.environ, values)
 
 

@@ -1,5 +1,6 @@
 """Django's database connections within a job: no old or broken one is used, and none is left open."""
 
+import threading
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
@@ -25,7 +26,7 @@ class fresh_connections(AbstractAsyncContextManager[None], AbstractContextManage
 
     async def __aexit__(self, *error: object) -> None:
         try:
-            await sync_to_async(connections.close_all)()
+            await sync_to_async(_close_own)()
         finally:
             await self._thread.__aexit__(*error)  # type: ignore[no-untyped-call] # as above
 
@@ -34,3 +35,11 @@ class fresh_connections(AbstractAsyncContextManager[None], AbstractContextManage
 
     def __exit__(self, *_: object) -> None:
         connections.close_all()
+
+
+def _close_own() -> None:
+    # The main thread runs the queries of an async test, whose transaction is open in a TestCase.
+    keeps = threading.current_thread() is threading.main_thread()
+    for each in connections.all(initialized_only=True):
+        if not (keeps and each.in_atomic_block):
+            each.close()

@@ -23,8 +23,12 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, arguments: list[str], **__: Any) -> None:
         """Run the command in this process."""
-        variables = environment()
-        os.environ.clear()  # a variable JSWORKER_..._FILE would contradict the setting from Django
-        os.environ.update(variables)
-        if code := run_command(arguments):
-            sys.exit(code)
+        before, variables = dict(os.environ), environment()
+        try:
+            os.environ.clear()  # a variable JSWORKER_..._FILE would contradict the setting from Django
+            os.environ.update(variables)
+            if code := run_command(arguments):
+                sys.exit(code)
+        finally:  # a test may have called this command
+            os.environ.clear()
+            os.environ.update(before)

@@ -12,12 +12,11 @@ from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 from django.utils.module_loading import module_has_submodule
 
-from jsworker.contrib.django.configuration import environment, given, task_backends
+from jsworker.contrib.django.configuration import MIDDLEWARE, environment, given, preceded_by, task_backends
 from jsworker.core.errors import InvalidTarget
 from jsworker.core.targets import find_processors
 
 _SETUP = "jsworker.contrib.django.setup"
-_MIDDLEWARE = "jsworker.contrib.django.middleware:fresh_connections"
 
 
 class Command(BaseCommand):
@@ -55,9 +54,8 @@ class Command(BaseCommand):
         if not targets:
             raise CommandError("no processors: name targets, set JSWORKER['TARGETS'], or write APP/jobs.py")
         variables = environment()
-        for name, own in (("JSWORKER_PRELOAD", _SETUP), ("JSWORKER_MIDDLEWARE", _MIDDLEWARE)):
-            others = [each.strip() for each in variables.get(name, "").split(",") if each.strip()]
-            variables[name] = ",".join([own, *(each for each in others if each != own)])
+        for name, own in (("JSWORKER_PRELOAD", _SETUP), ("JSWORKER_MIDDLEWARE", MIDDLEWARE)):
+            variables[name] = preceded_by(own, variables.get(name, ""))
         variables["PYTHONPATH"] = _python_path()
         self.stdout.flush()
         command = [sys.executable, "-m", "jsworker", "run", *targets, *arguments[first:]]
