@@ -140,7 +140,9 @@ async def test_without_heartbeats_nothing_is_waited_for(
 ) -> None:
     """The job would go stale in the middle of the drain."""
     gate = Gate()
-    settings = make_settings(shutdown_timeout=120.0, **TIME_TO_HAND_BACK)
+    # Nor does the fence end the run: it would within a minute.
+    late_fence = {"stale_threshold": 600.0, "ack_wait": 900.0}
+    settings = make_settings(shutdown_timeout=120.0, **late_fence, **TIME_TO_HAND_BACK)
     running = await start(scripted(gate.process), with_settings=settings)
     running.may_die = True
     job = await client.enqueue(KIND, {})
