@@ -176,7 +176,7 @@ async def test_a_job_that_was_claimed_ahead_is_cancelled_without_being_started(
     holder = await client.enqueue(KIND, {"n": 1})
     await gate.met()
     waiting = await client.enqueue(KIND, {"n": 2})
-    await rows.becomes(waiting.id, "processing")
+    await running.events.told("job.claimed", times=2)
     await client.cancel(waiting.id)
     running.worker._components.beats.wake()
 

@@ -296,7 +296,7 @@ async def test_a_run_that_was_lost_while_it_waited_for_a_job_slot_never_starts(
     await client.enqueue(KIND, {})
     await gate.met()
     waiting = await client.enqueue(KIND, {})
-    await rows.becomes(waiting.id, "processing")
+    await running.events.told("job.claimed", times=2)
     await rows.take_back(waiting.id)
     running.worker._components.beats.wake()
 
