@@ -301,8 +301,12 @@ class TestTrouble:
 
     async def test_a_refusal_is_told(self, alone: Alone, rows: Rows) -> None:
         await rows.query("ALTER TABLE jsworker.job_events RENAME TO hidden")
-        while not alone.told.of("prune.failed"):
+
+        async def is_told() -> None:
             await alone.step_at_once()  # one may end before it comes to the jobs
+            assert alone.told.of("prune.failed")
+
+        await eventually(is_told)
         [failed] = alone.told.of("prune.failed")
         assert "42P01" in failed["reason"]
 
