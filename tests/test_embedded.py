@@ -556,7 +556,7 @@ class TestEmbeddedPostgres:
         watcher.start()
         try:
             # For the seconds of this delay there is a process that is sent the password.
-            with EmbeddedServers(prepared, postgres_settings={"post_auth_delay": "3"}) as servers:
+            with EmbeddedServers(prepared, postgres_settings={"post_auth_delay": "2"}) as servers:
                 password = urlsplit(servers.database_url).password
                 assert password
                 assert mode_of(prepared / "urls.json") == mode_of(prepared / "guard.log") == 0o600

@@ -69,7 +69,7 @@ async def test_killed_at_a_progress(effects: Lines) -> None:
 
 
 async def test_killed_after_seconds_also_in_a_plain_function(effects: Lines) -> None:
-    killed = await kill_worker_during(Slow, {}, at=AfterSeconds(5.0))
+    killed = await kill_worker_during(Slow, {}, at=AfterSeconds(2.0))
     assert (killed.runs, killed.result) == (2, "its worker was killed")
     assert effects() == ["begun", "begun"]
 
