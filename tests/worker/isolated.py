@@ -184,7 +184,7 @@ class EndlessAtFirst(JobProcessor):
 
 
 class Steady(JobProcessor):
-    """Reports progress, often enough, for much longer than it may be silent."""
+    """Reports progress, often enough, for longer than it may be silent."""
 
     kind = "steady"
     isolation = "process"
