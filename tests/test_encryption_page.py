@@ -19,7 +19,7 @@ from jsworker.core.settings import load_settings
 from tests.support.documents import Page
 from tests.support.polling import eventually
 
-PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0, "watchdog_timeout": 30.0}
+PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0}
 PAGE = Page("docs/encryption.md")
 
 

@@ -42,7 +42,7 @@ async def swept(client: JobClient, rows: Rows) -> None:
 async def test_objects_live_as_long_as_their_jobs(
     names: dict[str, Any], make_settings: Callable[..., Settings], tmp_path: Path, keys: dict[str, str]
 ) -> None:
-    patient = {"statement_timeout": 5.0, "heartbeat_interval": 6.0, "watchdog_timeout": 30.0}
+    patient = {"statement_timeout": 5.0, "heartbeat_interval": 6.0}
     settings, bucket = make_settings(**patient, **keys), names["bucket"]
     rows = await open_rows(settings)
     processors = [names["CountBytes"], names["SweepObjects"]]

@@ -61,8 +61,7 @@ def begin(start: StartWorker, make_settings: Callable[..., Settings]) -> Callabl
     """Start a worker that waits for its isolated processes as long as a busy machine needs."""
 
     async def begin(*processors: Processors, processes: int = 1, **changes: Any) -> Running:
-        unhurried = {"watchdog_timeout": 30.0, "shutdown_timeout": 60.0}
-        settings = make_settings(isolated_processes=processes, **(unhurried | changes))
+        settings = make_settings(isolated_processes=processes, **({"shutdown_timeout": 60.0} | changes))
         return await start(*processors, with_settings=settings)
 
     return begin
@@ -606,7 +605,7 @@ async def test_kinds_that_do_not_fit_into_one_process_keep_warm_ones_of_their_ow
 async def test_no_process_outlives_its_worker(
     client: JobClient, rows: Rows, make_settings: Callable[..., Settings]
 ) -> None:
-    settings = make_settings(isolated_processes=2, processes=1, watchdog_timeout=30.0, **PATIENT)
+    settings = make_settings(isolated_processes=2, processes=1, **PATIENT)
     environment = {variable_of(name): str(getattr(settings, name)) for name in settings.model_fields_set}
     targets = ["tests.worker.isolated:Stubborn", "tests.worker.isolated:Isolated"]
     command = [sys.executable, "-m", "jsworker", "run", *targets]

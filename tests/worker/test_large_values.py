@@ -37,7 +37,7 @@ async def test_jobs_with_large_payloads_checkpoints_and_results_pass_a_slow_line
         return job.payload
 
     limits = dict.fromkeys(("max_payload_bytes", "max_result_bytes", "max_checkpoint_bytes"), 2 * LARGE)
-    slow = {"statement_timeout": 1.0, "heartbeat_interval": 3.0, "watchdog_timeout": 30.0, **limits}
+    slow = {"statement_timeout": 1.0, "heartbeat_interval": 3.0, **limits}
     payloads = [{"text": of_bytes(LARGE)} for _ in range(6)]
     async with JobClient(make_settings(statement_timeout=5.0, heartbeat_interval=6.0, **limits)) as client:
         jobs = await client.enqueue_many(KIND, payloads)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -411,21 +410,15 @@ async def test_progress_and_checkpoint_are_written_under_the_owner_s_token(
     assert (row["stage"], row["progress"], row["checkpoint"]) == ("alone", 0.5, {"seen": None})
 
 
-@pytest.fixture
-def unhurried(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Processes that buffer what they print, and whose event loop may stand still on a busy machine."""
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    return make_settings(watchdog_timeout=30.0)
-
-
 async def test_what_it_has_printed_and_logged_is_written_before_its_process_is_ended(
     start: StartWorker,
     client: JobClient,
     rows: Rows,
     capfd: pytest.CaptureFixture[str],
-    unhurried: Settings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await start(Talkative, with_settings=unhurried)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it buffers what it prints
+    await start(Talkative)
     job = await client.enqueue("talkative", {"lines": 5000})
     await rows.becomes(job.id, "completed", seconds=60.0)
     await nothing_is_left()
