@@ -49,6 +49,7 @@ def settings(make_settings: Callable[..., Settings]) -> Settings:
         container="app",
         crash_threshold=None,
         stale_threshold=20.0,
+        watchdog_timeout=15.0,
         ack_wait=60.0,
     )
 

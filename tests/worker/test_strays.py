@@ -85,7 +85,8 @@ async def test_a_look_that_took_too_long_is_made_again_before_the_jobs_are_stale
     attributes: dict[str, Any] = {"stale_threshold": threshold} if whose == "the kind's own" else {}
     own = scripted(echo, **attributes)
     everybodys = {"stale_threshold": threshold if whose == "everybody's" else 600.0, "ack_wait": 900.0}
-    running = await start(own, with_settings=settings.model_copy(update=everybodys))
+    times = everybodys | {"watchdog_timeout": 15.0}
+    running = await start(own, with_settings=settings.model_copy(update=times))
     heartbeat, database = running.worker._components.heartbeat, running.worker._database
     heartbeat._look_at = math.inf
     heartbeat._search._seconds = heartbeat._search._least = 0.25
