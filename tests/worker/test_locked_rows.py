@@ -198,7 +198,7 @@ async def test_hundreds_of_locked_rows_leave_room_to_the_other_jobs_of_their_kin
     running = await start(scripted(echo), with_settings=settings.model_copy(update={"concurrency": 10}))
     healthy = [job.id for job in await client.enqueue_many("scripted", [{}] * 100)]
     for job_id in healthy:
-        await rows.becomes(job_id, "completed", seconds=60.0)
+        await rows.becomes(job_id, "completed", seconds=180.0)
     assert never_silent(running)
     assert (await rows.job(locked[0]))["status"] == "queued"
     holder.rollback()
