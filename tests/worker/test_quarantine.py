@@ -317,6 +317,35 @@ async def test_jobs_that_wait_for_their_processes_leave_the_slots_to_others(
         assert (row["errors"], row["stalls"], row["attempts"]) == (0, 0, 1)
 
 
+async def test_what_is_cancelled_or_lost_in_line_does_not_wait_for_its_turn(
+    start: StartWorker,
+    client: JobClient,
+    rows: Rows,
+    settings: Settings,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("IMPORT", "blocks")
+    own = settings.model_copy(update={"startup_timeout": 600.0})
+    running = await start(SlowStart, with_settings=own)
+    await client.enqueue_many("slow-start", [{}] * 3)
+
+    async def two_are_in_line() -> list[UUID]:
+        assert len(running.events.of("job.started")) == 1
+        assert len(running.events.of("job.claimed")) == 3
+        begun = running.events.of("job.started")[0]["job_id"]
+        claimed = [str(event["job_id"]) for event in running.events.of("job.claimed")]
+        return [UUID(job_id) for job_id in claimed if job_id != begun]
+
+    cancelled, lost = await eventually(two_are_in_line)
+    await client.cancel(cancelled)
+    await rows.take_back(lost)
+    await rows.becomes(cancelled, "cancelled")
+    [told] = await running.events.told("job.lost")
+    assert told["job_id"] == str(lost)
+    assert len(running.events.of("job.started")) == 1
+
+
 async def test_a_locked_row_holds_up_no_other_job_in_line(
     client: JobClient,
     rows: Rows,

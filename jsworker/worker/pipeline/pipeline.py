@@ -357,10 +357,11 @@ class Pipeline:
     # --- Other ends: runs without a slot, runs that ignore their stop, the worker's own end. ---
 
     def hand_back_waiting(self, reason: str, *, older_than: float = 0.0) -> None:
-        """Release the runs that have waited for a slot for at least ``older_than`` seconds."""
+        """Release the runs that waited for a slot for at least ``older_than`` seconds, or were stopped."""
         for run in self.slots.take_waiting(older_than=older_than):
             run.phase = Phase.SETTLING
-            self._start(run, self._settle(run, HandedBack(reason), None), self._application.copy())
+            outcome = HandedBack(reason) if run.stop is None else outcomes.stopped(run)
+            self._start(run, self._settle(run, outcome, None), self._application.copy())
 
     def note_ignored(self, run: Run) -> None:
         """Report that a run ignores its stop.

@@ -265,7 +265,8 @@ class Slots:
     def take_waiting(self, *, older_than: float = 0.0) -> list[Run]:
         """Take out the runs that have waited for a slot for at least ``older_than`` seconds.
 
-        While a process starts, as many as there are slots may wait longer for quarantine, unless it is 0.
+        While a process starts, as many as there are slots may wait longer for quarantine, unless it is 0; but
+        those of them that were stopped are taken out at once.
         """
         now = boottime()
         taken: list[Run] = []
@@ -274,6 +275,11 @@ class Slots:
         ]:
             # Those for which a turn is missing, not a slot, would be claimed again at once.
             await_turn = priority == _QUARANTINE and older_than > 0 and self._starting is not None
+            for run in [run for run in queue if run.stop is not None] if await_turn else ():
+                queue.remove(run)
+                taken.append(run)
+                self._in_line[priority] -= 1
+                self._unsettled -= 1
             while (
                 len(queue) > (self._capacity if await_turn else 0) and now - queue[0].claimed_at >= older_than
             ):
