@@ -249,3 +249,13 @@ def test_what_waits_for_quarantine_stays_while_a_process_starts(clock: Clock) ->
     assert slots.next_run() == runs[1]
     slots.add(runs[2])
     assert slots.take_waiting() == [runs[2]]  # the worker ends or is drained
+
+
+def test_what_waits_for_quarantine_takes_no_isolated_process_from_other_kinds(clock: Clock) -> None:
+    slots = Slots(10, 2, InFlight(), isolated_processes=2)
+    one, other = isolated("one"), isolated("other")
+    lanes = Lane(slots, one, 1), Lane(slots, other, 1)
+    for _ in range(2):
+        slots.add(run_of(one, clock, quarantined=True))
+    assert slots.next_run() is not None
+    assert [slots.room(lane) for lane in lanes] == [0, 1]

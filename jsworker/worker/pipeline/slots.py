@@ -163,9 +163,14 @@ class Slots:
         return min(free, self._most_of(kind, prefetch) - in_line - self._running[kind.name])
 
     def _isolated_in_hand(self, kind: Kind, claiming: int) -> int:
-        """Return how many jobs of isolated kinds are being claimed (this one: ``claiming``), wait or run."""
+        """Return how many jobs of isolated kinds are being claimed (this one: ``claiming``), wait or run.
+
+        Of those that wait for quarantine, only this kind's own count.
+        """
         others = [lane for name in self._isolated_kinds - {kind.name} for lane in self._lanes[name]]
-        waiting = sum(len(kinds.get(name, ())) for kinds in self._waiting for name in self._isolated_kinds)
+        lines = [self._waiting[priority] for priority in _LANES]
+        waiting = sum(len(kinds.get(name, ())) for kinds in lines for name in self._isolated_kinds)
+        waiting += len(self._waiting[_QUARANTINE].get(kind.name, ()))
         return claiming + sum(lane.claiming for lane in others) + waiting + self._isolated
 
     def most(self, kind: Kind) -> int:
