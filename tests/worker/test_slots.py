@@ -259,3 +259,15 @@ def test_what_waits_for_quarantine_takes_no_isolated_process_from_other_kinds(cl
         slots.add(run_of(one, clock, quarantined=True))
     assert slots.next_run() is not None
     assert [slots.room(lane) for lane in lanes] == [0, 1]
+
+
+def test_nothing_is_prefetched_of_a_kind_of_which_much_waits_for_quarantine(
+    slots: Slots, clock: Clock
+) -> None:
+    lane = Lane(slots, KIND, 1)
+    run_jobs(slots, clock, jobs=10, seconds=0.01)
+    for _ in range(4):
+        slots.add(run_of(KIND, clock, quarantined=True))
+    assert slots.room(lane) > 10
+    slots.add(run_of(KIND, clock, quarantined=True))
+    assert slots.room(lane) == 10 - 5

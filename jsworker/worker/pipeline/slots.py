@@ -312,7 +312,13 @@ class Slots:
         return self._soon(per_second + free / self._mean_seconds.get(kind.name, math.inf))
 
     def _most_of(self, kind: Kind, prefetch: int) -> int:
-        """Return how many jobs the kind's own concurrency allows, prefetched ones included."""
+        """Return how many jobs the kind's own concurrency allows, prefetched ones included.
+
+        While half as many wait for quarantine, nothing is prefetched: it might wait there, too, until it is
+        handed back.
+        """
+        if 2 * len(self._waiting[_QUARANTINE].get(kind.name, ())) >= kind.concurrency:
+            return kind.concurrency
         own_prefetch = self._soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf))
         return kind.concurrency + min(prefetch, own_prefetch)
 
