@@ -290,6 +290,22 @@ async def test_errors_of_earlier_runs_are_shown_with_their_tracebacks(
     assert "a.py" not in (await reader.see(f"/jobs/{job_id}")).source
 
 
+async def test_an_error_after_the_completion_is_shown_beside_the_last_error(
+    viewer: Viewer, put: PutJob, rows: Rows
+) -> None:
+    first, late = "KeyError: 1\nTraceback", "ValueError: 2\nTraceback"
+    job_id = await put("completed", last_error=first, fencing_token=2, attempts=2, errors=1)
+    for token, event, error in ((1, "error", first), (2, "error_after_completion", late)):
+        await rows.query(
+            "INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, error)"
+            " VALUES (%s, %s, 'worker-1', %s, %s)",
+            *(job_id, event, token, error),
+        )
+    errors = (await viewer.see(f"/jobs/{job_id}")).text.partition("Last error")[2]
+    assert (errors.count("KeyError: 1"), errors.count("Other errors")) == (1, 1)
+    assert "ValueError: 2" in errors.partition("Other errors")[2]
+
+
 async def test_times_are_in_utc_wherever_the_dashboard_runs(
     viewer: Viewer, put: PutJob, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         "acts": [name for name in acts_on(row["status"]) if visit.may(name)],
         "picture": timeline_picture(story),
         "table": timeline_table(story),
-        "earlier_errors": earlier_errors(events, row["last_error"]) if payloads else [],
+        "other_errors": other_errors(events, row["last_error"]) if payloads else [],
         "steps": [
             {**step, "shown": content("result", step["result"], payloads=payloads, indent=None)}
             for step in steps
@@ -81,12 +81,12 @@ def _without_texts(event: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def earlier_errors(events: Sequence[JobEvent], last_error: str | None) -> list[JobEvent]:
+def other_errors(events: Sequence[JobEvent], last_error: str | None) -> list[JobEvent]:
     """Return the last entries with an error, the newest first; without the entry of the job's last error."""
     found = [each for each in reversed(events) if each.error]
-    if found and found[0].error == last_error:
-        del found[0]
-    return found[:_MOST_ERRORS]
+    # An error after the completion is a later one, but not the job's.
+    last = next((each for each in found if each.error == last_error), None)
+    return [each for each in found if each is not last][:_MOST_ERRORS]
 
 
 def contents(row: Mapping[str, Any], *, payloads: bool) -> Iterator[Content]:
