@@ -53,7 +53,7 @@ async def test_objects_live_as_long_as_their_jobs(
         row = await rows.job(job.id)
         assert bucket.get(row["unique_key"]) == image
         kept = {row["unique_key"], f"results/{job.id}/1"}
-        left = {f"payloads/{GONE}", f"payloads/.{GONE}", f"results/{GONE}/1"}
+        left = {f"payloads/{GONE}", f"payloads/.{GONE}", f"results/{GONE}/1", f"results/{GONE}/\udcff"}
         others = {"backups/database.dump", "payloads/README", "results/README", "results/of-2025/1"}
         for name in left | others:
             bucket.put(name, b"")
