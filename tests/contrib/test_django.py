@@ -735,6 +735,13 @@ def returns_a_class() -> Any:
 
 
 @task
+def returns_a_circle() -> Any:
+    circle: list[Any] = []
+    circle.append(circle)
+    return circle
+
+
+@task
 def raises(how: str) -> None:
     class Local(Exception):
         pass
@@ -819,9 +826,15 @@ class TestTasks:
         assert given_up.exception_class_path == "jsworker.JobFailed"
         assert given_up.traceback == "for good"
 
-    async def test_one_whose_result_is_no_json_is_not_run_again(self, start: StartWorker, rows: Rows) -> None:
+    @pytest.mark.parametrize(
+        ("returns", "why"),
+        [(returns_a_class, "Unsupported type"), (returns_a_circle, "maximum recursion depth")],
+    )
+    async def test_one_whose_result_is_no_json_is_not_run_again(
+        self, start: StartWorker, rows: Rows, returns: Any, why: str
+    ) -> None:
         await start(DjangoTask)
-        result = await returns_a_class.aenqueue()
+        result = await returns.aenqueue()
 
         async def has_run() -> Any:
             await result.arefresh()
@@ -832,7 +845,7 @@ class TestTasks:
         row = await rows.job(UUID(result.id))
         assert (row["status"], row["attempts"], row["failure_reason"]) == ("failed", 1, "permanent")
         [error] = result.errors
-        assert error.traceback.startswith("the result of the task cannot be stored: Unsupported type")
+        assert error.traceback.startswith(f"the result of the task cannot be stored: {why}")
 
     async def test_the_class_of_an_error_is_not_taken_from_its_message(
         self, start: StartWorker, rows: Rows

@@ -192,7 +192,7 @@ class DjangoTask(JobProcessor[TaskCall]):
         returned = task.call(*context, *call.positional, **call.named)
         try:
             value = normalize_json(returned)
-        except (TypeError, ValueError) as error:  # another attempt would fail likewise
+        except (TypeError, ValueError, RecursionError) as error:  # another attempt would fail likewise
             raise Fail(f"the result of the task cannot be stored: {error}") from error
         for name, found in (("status", TaskResultStatus.SUCCESSFUL), ("finished_at", timezone.now())):
             object.__setattr__(result, name, found)
