@@ -130,7 +130,6 @@ class UnitLease(RunLease):
                 yield session
                 text = self._result_text(result)
                 self.write()
-            self._run.completed = True
             self.complete(text)
 
     async def transactions(
@@ -208,7 +207,6 @@ class UnitLease(RunLease):
                 yield session
                 text = self._result_text(result)
                 self.write()
-            self._run.completed = True
             self.complete(text)
 
     def complete(self, text: str | None) -> None:

@@ -1,6 +1,7 @@
 """The job's own transaction: business rows and the completion are committed together or not at all."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from sqlalchemy.exc import NoResultFound
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from jsworker import JobClient
-from jsworker.core.errors import OwnershipLost
+from jsworker.core.errors import OwnershipLost, UsageError
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from jsworker.worker.pipeline import child_jobs
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, LATER, Gate, scripted
 from tests.worker.rows import Rows
@@ -189,6 +191,47 @@ async def test_a_second_transaction_is_refused_and_the_job_stays_completed_with_
     assert entry["error"].startswith(f"UsageError: job {job.id}: a run has one job.transaction()")
     assert (await rows.job(job.id))["status"] == "completed"
     assert await booked(rows) == [job.id]
+
+
+async def test_a_thread_is_refused_from_the_very_end_of_the_transaction_of_another_one_on(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending, errors = threading.Event(), list[BaseException]()
+    step = child_jobs._step
+
+    class AtTheEnd:
+        get = step.get
+
+        def set(self, value: Any) -> None:
+            step.set(value)
+            if ending.is_set():
+                ending.clear()
+                thread = threading.Thread(target=another)
+                thread.start()
+                thread.join()
+
+    def another() -> None:
+        try:
+            with opened[0].sync.transaction():
+                pass
+        except (UsageError, OwnershipLost) as error:
+            errors.append(error)
+
+    opened: list[Job[Any]] = []
+
+    def process(job: Job[Any]) -> None:
+        opened.append(job)
+        with job.sync.transaction() as session:
+            session.execute(BOOK, {"job_id": job.id})
+            ending.set()
+
+    monkeypatch.setattr(child_jobs, "_step", AtTheEnd())
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await running.events.told("job.completed")
+    assert await booked(rows) == [job.id]
+    [error] = errors
+    assert isinstance(error, UsageError)
 
 
 async def in_another(job: Job[Any]) -> None:

@@ -90,10 +90,10 @@ def take(run: Run) -> tuple[ChildJob, ...]:
 
 @contextmanager
 def within_block(run: Run) -> Iterator[None]:
-    """Forget the jobs enqueued in the block if it raises, because its transaction is rolled back.
+    """Note that the block has completed the job; if it raises, forget the jobs enqueued in it.
 
-    The names of the steps that have ended in it may then be used again, in another try of the block.
-    Raises UsageError if another block of the run is open or has completed the job.
+    Its transaction is then rolled back, and the names of the steps that have ended in it may be used again in
+    another try of the block. Raises UsageError if another block of the run is open or has completed the job.
     """
     with _changing:
         if run.completed or run.in_block:
@@ -109,6 +109,7 @@ def within_block(run: Run) -> Iterator[None]:
     _step.set(None)
     try:
         yield
+        run.completed = True
     except BaseException:
         if run.steps is not None:
             run.steps.free_names(inside.steps)

@@ -203,7 +203,6 @@ class RunLease:
                 if attempt.fault is None or not (attempt.committing and await self._was_committed()):
                     self._interrupt(error, attempt)
                     raise
-        self._run.completed = True
 
     async def transactions(
         self, result: Any
@@ -368,7 +367,6 @@ class RunLease:
                 if attempt.fault is None or not (attempt.committing and self.wait_for(self._was_committed())):
                     self._interrupt(error, attempt)
                     raise
-        self._run.completed = True
 
     @contextlib.asynccontextmanager
     async def _retried(self, attempt: tenacity.AttemptManager, result: Any) -> AsyncIterator["AsyncSession"]:
