@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import text
@@ -14,6 +15,7 @@ from jsworker.core.errors import OwnershipLost, UsageError
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.worker.pipeline import child_jobs
+from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, LATER, Gate, scripted
 from tests.worker.rows import Rows
@@ -29,6 +31,17 @@ async def _bookings(rows: Rows) -> None:
 
 async def booked(rows: Rows) -> list[Any]:
     return [row["job_id"] for row in await rows.query("SELECT job_id FROM bookings")]
+
+
+async def only_entry(rows: Rows, job_id: UUID) -> dict[str, Any]:
+    """Wait until a job's timeline has an entry and return it."""
+
+    async def is_there() -> dict[str, Any]:
+        timeline = await rows.timeline(job_id)
+        assert len(timeline) == 1
+        return timeline[0]
+
+    return await eventually(is_there)
 
 
 def plain(job: Job[Any]) -> None:
@@ -165,9 +178,37 @@ async def test_an_error_after_the_transaction_leaves_the_job_completed_and_is_to
     assert await rows.job(job.id) == row
     assert not processor.lost
     assert not processor.failed
-    [entry] = await rows.timeline(job.id)
+    entry = await only_entry(rows, job.id)
     assert (entry["event"], entry["fencing_token"]) == ("error_after_completion", 1)
     assert entry["error"].startswith("ValueError: afterwards\nTraceback")
+
+
+HOLD_ENTRIES = (
+    """CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql
+       AS 'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END'""",
+    "CREATE TRIGGER hold BEFORE INSERT ON jsworker.job_events FOR EACH ROW EXECUTE FUNCTION hold()",
+    "SELECT pg_advisory_lock(1)",
+)
+
+
+async def test_an_error_after_the_transaction_is_reported_before_its_entry_is_written(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        await coroutine(job)
+        raise ValueError("afterwards")
+
+    running = await start(scripted(process))
+    for statement in HOLD_ENTRIES:
+        await rows.query(statement)
+    await client.enqueue(KIND, {})
+
+    async def waits() -> None:
+        assert await rows.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+
+    await eventually(waits)
+    assert len(running.events.of("job.error")) == len(running.events.of("job.completed")) == 1
+    await rows.query("SELECT pg_advisory_unlock(1)")
 
 
 async def loop(job: Job[Any]) -> None:
@@ -187,7 +228,7 @@ async def test_a_second_transaction_is_refused_and_the_job_stays_completed_with_
     running = await start(scripted(process))
     job = await client.enqueue(KIND, {})
     await running.events.told("job.completed")
-    [entry] = await rows.timeline(job.id)
+    entry = await only_entry(rows, job.id)
     assert entry["error"].startswith(f"UsageError: job {job.id}: a run has one job.transaction()")
     assert (await rows.job(job.id))["status"] == "completed"
     assert await booked(rows) == [job.id]

@@ -292,12 +292,12 @@ class Pipeline:
                 if run.noting is not None and not isinstance(outcome, Completed | Lost):
                     await asyncio.wait({run.noting})
                 settled = await self.settler.settle(run, outcome)
-            await run_reports.note_error(self._context, run, outcome, settled)
         except BaseException:
             self._let_go(run, owned=True)
             raise
         await fault_points.reach("after_settle_before_ack")
         self._answer(run, outcome, settled, error)
+        await run_reports.note_error(self._context, run, outcome, settled)
         try:
             await run_reports.call_hooks(self._events, run, outcome, settled, error)
         except GeneratorExit as raised:
