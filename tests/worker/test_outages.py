@@ -6,7 +6,6 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -17,7 +16,6 @@ import pytest
 from sqlalchemy import text
 
 from jsworker import JobClient
-from jsworker.core.errors import Fail
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
@@ -339,43 +337,32 @@ async def test_a_run_whose_row_stays_locked_is_stopped_before_others_may_take_it
 async def test_transactions_that_take_every_connection_silence_no_heartbeat(
     client: JobClient, rows: Rows, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:
-    hoarding, enough = asyncio.Event(), asyncio.Event()
+    gate = Gate()
 
     async def hoard(job: Job[Any]) -> None:
-        async with AsyncExitStack() as stack:
-            for _ in range(3):
-                session = await stack.enter_async_context(job.transaction())
-                await session.execute(text("SELECT 1"))
-            hoarding.set()
-            await enough.wait()
-            raise Fail("enough")
-
-    async def want(job: Job[Any]) -> None:
         async with job.transaction(result="had") as session:
             await session.execute(text("SELECT 1"))
+            await gate.process(job)
 
-    processors = scripted(hoard, kind="hoard"), scripted(want, kind="want"), scripted(echo, kind="echo")
-    running = await start(*processors, with_settings=make_settings(concurrency=3))
-    hoarder = await client.enqueue("hoard", {})
-    await hoarding.wait()
-    wanting = await client.enqueue("want", {})
-    await rows.becomes(wanting.id, "processing")
+    # A run has one transaction, and there are as many connections for them as job slots.
+    running = await start(scripted(hoard, kind="hoard"), with_settings=make_settings(concurrency=3))
+    hoarders = [await client.enqueue("hoard", {}) for _ in range(3)]
+    for _ in hoarders:
+        await gate.met()
     began = await rows.value("SELECT clock_timestamp()")
-    other = await client.enqueue("echo", {"n": 1})
-    await rows.becomes(other.id, "completed")
 
-    async def both_beat() -> None:
-        for job in (hoarder, wanting):
+    async def all_beat() -> None:
+        for job in hoarders:
             row = await rows.job(job.id)
             assert row["status"] == "processing"
             assert (row["last_activity_at"] - began).total_seconds() > settings_seconds
 
     settings_seconds = 3 * FAST["heartbeat_interval"]
-    await eventually(both_beat)
+    await eventually(all_beat)
     assert "heartbeat.failed" not in running.events.names()
-    enough.set()
-    assert (await rows.becomes(hoarder.id, "failed"))["failure_reason"] == "permanent"
-    assert (await rows.becomes(wanting.id, "completed"))["result"] == "had"
+    gate.open()
+    for job in hoarders:
+        assert (await rows.becomes(job.id, "completed"))["result"] == "had"
 
 
 async def test_a_silent_database_does_not_hold_up_the_end_for_every_unreadable_message(
