@@ -33,13 +33,14 @@ class JsworkerApp(AppConfig):
 
     def ready(self) -> None:
         """Register the check of the settings, and the tables' upgrade after Django's migrations."""
+        # Not anew: a test that changes INSTALLED_APPS calls this again.
+        if not names_at_start:
+            with suppress(ImproperlyConfigured):  # an error of the check
+                alias = database_alias()
+                option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+                MigrationMissing.command = f"manage.py migrate{option}"
         for alias, entry in connections.settings.items():
-            # Not anew: a test that changes INSTALLED_APPS calls this again.
             names_at_start.setdefault(alias, entry.get("NAME"))
-        with suppress(ImproperlyConfigured):  # an error of the check
-            alias = database_alias()
-            option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
-            MigrationMissing.command = f"manage.py migrate{option}"
         register(check_configuration)
         post_migrate.connect(_migrate, sender=self)
         connection_created.connect(_let_go)
