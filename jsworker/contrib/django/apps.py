@@ -58,7 +58,7 @@ def _delete_stream(settings: Settings) -> None:
     from jsworker.ownership.throwaway import has_workers  # noqa: PLC0415 -- as below
     from jsworker.testing.shared_servers import delete_stream  # noqa: PLC0415 -- it imports all servers
 
-    with suppress(JsworkerError):
+    with suppress(JsworkerError):  # one that stays has a name of its own, and harms no later test
         if has_workers(settings.database_dsn()):
             delete_stream(settings)
 
