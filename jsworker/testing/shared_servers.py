@@ -4,7 +4,6 @@ import asyncio
 import atexit
 import os
 import shutil
-import sys
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -21,6 +20,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.throwaway import ThrowawayDatabases
 from jsworker.stream.api import JetStreamApi, NotThere
 from jsworker.stream.connection import Connection
+from jsworker.testing.runner_settings import of_runner
 from jsworker.testing.servers_folder import new_folder
 
 T = TypeVar("T")
@@ -220,12 +220,10 @@ def settings_without_servers() -> Settings:
 
 
 def _settings_of_test() -> Settings | None:
-    """Return the settings of the innermost block, else those of Django's test database, if it is in use."""
+    """Return the settings of the innermost block, else those of a framework's test runner, if it has some."""
     if _used:
         return _used[-1]
-    django = sys.modules.get("jsworker.contrib.django.apps")
-    found: Settings | None = None if django is None else django.settings_of_tests()
-    return found
+    return of_runner[0]() if of_runner else None
 
 
 def database_at(settings: Settings) -> Database:

@@ -21,6 +21,7 @@ from jsworker.contrib.django.configuration import (
 from jsworker.contrib.django.enqueueing import close_clients
 from jsworker.core.errors import JsworkerError, MigrationMissing
 from jsworker.core.settings import Settings
+from jsworker.testing.runner_settings import of_runner
 
 
 class JsworkerApp(AppConfig):
@@ -41,6 +42,7 @@ class JsworkerApp(AppConfig):
                 MigrationMissing.command = f"manage.py migrate{option}"
         for alias, entry in connections.settings.items():
             names_at_start.setdefault(alias, entry.get("NAME"))
+        of_runner[:] = [settings_of_tests]
         register(check_configuration)
         post_migrate.connect(_migrate, sender=self)
         connection_created.connect(_let_go)
