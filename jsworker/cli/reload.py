@@ -49,9 +49,11 @@ class _Reloader:
             numbers.append(signal.SIGHUP)
         for number in numbers:
             asyncio.get_running_loop().add_signal_handler(number, partial(self._on_signal, number))
+        restarting = asyncio.create_task(self._restart_on_changes())
+        await asyncio.sleep(0)  # it watches from here on: a file may change while the worker starts
         self._start()
         try:
-            await self._restart_on_changes()
+            await restarting
         except (OSError, RuntimeError) as error:  # for example, a limit of memory or files is reached
             cause = printable(str(error), _LONGEST_CAUSE)
             raise JsworkerError(f"--reload: {self._folder} cannot be watched: {cause}") from None

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -145,6 +146,21 @@ def test_a_job_that_asks_the_terminal_gets_no_answer_and_ctrl_c_ends_it_all_the_
         process.kill()
     assert left == []
     terminal.wait()
+
+
+def test_the_folder_is_watched_before_the_worker_starts(tmp_path: Path) -> None:
+    folders = 3_000  # so many that it takes a while
+    for number in range(folders):
+        (tmp_path / str(number)).mkdir()
+    counts = ["sh", "-c", "cat /proc/$PPID/fdinfo/* | grep --count ^inotify"]
+    program = f"import os, jsworker.cli.reload as cli; cli.run_reloading({counts!r}, os.environ)"
+    popen = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    with popen as reloading:
+        try:
+            assert reloading.stdout
+            assert int(reloading.stdout.readline()) > folders
+        finally:
+            reloading.terminate()
 
 
 def test_without_watchfiles_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
