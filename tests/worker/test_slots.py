@@ -6,10 +6,16 @@ from uuid import UUID
 
 import pytest
 
+from jsworker import JobClient
+from jsworker.core.settings import Settings
 from jsworker.worker.pipeline import slots as module
 from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.slots import Slots
 from tests.support.clock import Clock
+from tests.support.proxy import proxied
+from tests.worker.processors import echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
 
 KIND = cast("Any", SimpleNamespace(name="any", concurrency=10, is_isolated=False))
 ALONE = cast("Any", SimpleNamespace(kind=KIND, priority=1, claiming=0))
@@ -78,6 +84,27 @@ def test_a_process_that_is_starved_prefetches_no_more_than_others(slots: Slots, 
     assert slots.room(ALONE) == 10 + 2_000
     run_jobs(slots, clock, jobs=100, seconds=2.0)
     assert slots.room(ALONE) == 10 + 200
+
+
+def leave_after(slots: Slots, clock: Clock, seconds: float) -> None:
+    slots.add(run_of(KIND, clock))
+    run = slots.next_run()
+    assert run is not None
+    slots.leave(run, seconds)
+
+
+def test_where_servers_are_far_away_what_starts_later_is_prefetched_too(slots: Slots, clock: Clock) -> None:
+    leave_after(slots, clock, 0.1)
+    slots.note_claim(0.0)
+    assert slots.room(ALONE) == 10 + 20
+    far = Slots(10, 1, InFlight())
+    leave_after(far, clock, 0.1)
+    for seconds in (1.5, 0.3, 0.9, 0.3):  # the first one connects, another waits for locks
+        far.note_claim(seconds)
+    assert far.room(ALONE) == 10 + 80
+    for _ in range(100):
+        far.note_claim(20.0)
+    assert far.room(ALONE) == 10 + 100  # a second's; what has waited for so long is handed back
 
 
 class Lane:
@@ -271,3 +298,19 @@ def test_nothing_is_prefetched_of_a_kind_of_which_much_waits_for_quarantine(
     assert slots.room(lane) > 10
     slots.add(run_of(KIND, clock, quarantined=True))
     assert slots.room(lane) == 10 - 5
+
+
+async def test_the_way_to_the_database_is_measured(
+    client: JobClient, start: StartWorker, rows: Rows, settings: Settings, database_url: str
+) -> None:
+    async with proxied(database_url) as (proxy, url):
+        slowly = {"database_url": url, "statement_timeout": 10.0, "heartbeat_interval": 15.0}
+        running = await start(scripted(echo), with_settings=settings.model_copy(update=slowly))
+        slots = running.worker._components.pipeline.slots
+        assert slots.prefetch_seconds == 0.2
+        proxy.slow_down(0.1)
+        job = await client.enqueue("scripted", {})
+        await rows.becomes(job.id, "completed")
+        assert slots.prefetch_seconds >= 0.2 + 2 * 2 * 0.1
+        proxy.restore()
+        await running.end()

@@ -423,6 +423,7 @@ class Consumer:
             self._put_off(set(ids).difference(row.id for row in taken.claimed))
         else:
             self._context.health.answered()
+            self._slots.note_claim(boottime() - started)
             self._batches.limit = min(MOST_AT_ONCE, 2 * self._batches.limit)
         if taken.refused_rows:
             with self._context.health.noting():  # if this fails, the next refusal is noted

@@ -12,6 +12,9 @@ from jsworker.worker.pipeline.in_flight import InFlight, Run
 from jsworker.worker.pipeline.kinds import Kind
 
 _PREFETCH_SECONDS = 0.2  # only jobs that should start so soon are prefetched; the rest is for others
+# With the way to distant servers. Jobs claimed a second ago are handed back, and taken for begun (see reset).
+_MOST_PREFETCH_SECONDS = 1.0
+_SLOWER = 1.1  # a claim that takes longer than the quickest ones is taken for a longer way only so slowly
 _PREFETCH_JOBS = 200  # the most that are prefetched, unless more have just ended within that time
 MOST_PREFETCH_JOBS = 4000
 SETTLING_JOBS = 2000  # with so many unwritten outcomes nothing is claimed: the database is behind
@@ -74,6 +77,17 @@ class Slots:
         self._most_ahead = _PREFETCH_JOBS
         self._ended = 0
         self._counted_from = boottime()
+        self._claim_seconds = math.inf  # the time of the quickest claims: the way to the database and back
+
+    def note_claim(self, seconds: float) -> None:
+        """Note how long a claim took: where the servers are far away, jobs are prefetched earlier."""
+        self._claim_seconds = min(seconds, self._claim_seconds * _SLOWER)
+
+    @property
+    def prefetch_seconds(self) -> float:
+        """How long before their start jobs are asked for: their messages and claims are on the way, too."""
+        ways = 2 * self._claim_seconds if math.isfinite(self._claim_seconds) else 0.0
+        return min(_PREFETCH_SECONDS + ways, _MOST_PREFETCH_SECONDS)
 
     def open_lane(self, lane: Lane) -> None:
         """Add a source of jobs."""
@@ -327,12 +341,12 @@ class Slots:
         return max(1, prefetch // self._kinds) if known else 1
 
     def _soon(self, per_second: float) -> int:
-        return int(min(self._most_ahead, per_second * _PREFETCH_SECONDS))
+        return int(min(self._most_ahead, per_second * self.prefetch_seconds))
 
     def _count_ended(self) -> None:
         """Allow more prefetching when more runs have ended: run times alone overrate a busy process."""
         now = boottime()
         if (passed := now - self._counted_from) >= _PREFETCH_SECONDS:
-            ended = int(self._ended / passed * _PREFETCH_SECONDS)
+            ended = int(self._ended / passed * self.prefetch_seconds)
             self._most_ahead = min(MOST_PREFETCH_JOBS, max(_PREFETCH_JOBS, ended))
             self._ended, self._counted_from = 0, now
