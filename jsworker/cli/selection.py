@@ -147,11 +147,7 @@ def confirm(question: str) -> None:
 
 async def find_job(database: Database, named: str) -> dict[str, Any]:
     """Return a job by its whole id, or by its last digits, which are searched for among the newest jobs."""
-    job_id = await _id_of(database, named)
-    job = await listing.get_job(database, job_id)
-    if job is None:
-        raise JobNotFound(f"no job has id {job_id}")
-    return job
+    return await listing.get_job(database, await _id_of(database, named))
 
 
 async def _id_of(database: Database, named: str) -> UUID:

@@ -470,8 +470,6 @@ class JobClient:
             KeyMissing, ContentRefused: its contents cannot be decoded.
         """
         row = await listing.get_job(self._opened(), job_uuid(job_id))
-        if row is None:
-            raise JobNotFound(f"no job has id {job_id}")
         return JobDetails.of_row(self._contents.decode_row(row))
 
     async def timeline(self, job_id: UUID | str) -> builtins.list[JobEvent]:

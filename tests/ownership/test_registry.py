@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from psycopg.sql import SQL
 
+from jsworker.core.errors import JobNotFound
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
 from jsworker.ownership.queries import listing
@@ -213,11 +214,11 @@ class TestListing:
         job_id = insert_job(sql, payload='{"path": "a"}')
         await control.cancel(database, [job_id])
         job = await listing.get_job(database, job_id)
-        assert job is not None
         assert (job["payload"], job["status"]) == ({"path": "a"}, "cancelled")
         (event,) = await listing.timeline(database, job_id)
         assert (event["event"], event["worker_id"], event["error"]) == ("cancelled", None, None)
-        assert await listing.get_job(database, new_job_id()) is None
+        with pytest.raises(JobNotFound):
+            await listing.get_job(database, new_job_id())
         assert await listing.timeline(database, new_job_id()) == []
 
     async def test_what_a_filter_means(self, database: Database, sql: Sql) -> None:

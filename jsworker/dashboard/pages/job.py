@@ -8,7 +8,6 @@ from uuid import UUID
 
 from jsworker.client.job_info import JobDetails, JobEvent
 from jsworker.core.contents import is_encoded_value
-from jsworker.core.errors import JobNotFound
 from jsworker.dashboard.filters import as_json, error_shown
 from jsworker.dashboard.pages.jobs import acts_on
 from jsworker.dashboard.timeline_picture import timeline_picture, timeline_table
@@ -39,8 +38,6 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     reads, job_id = visit.site.reads, UUID(str(visit.path["id"]))
     payloads = visit.access.payloads
     row = await listing.get_job_shown(reads, job_id, contents=payloads)
-    if row is None:
-        raise JobNotFound(f"no job has id {job_id}")
     row = {**row, "last_error": error_shown(row["last_error"], payloads=payloads)}
     events = [
         JobEvent.of_row(event if payloads else _without_texts(event))

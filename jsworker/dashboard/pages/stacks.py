@@ -7,7 +7,6 @@ from uuid import UUID
 from starlette.exceptions import HTTPException
 
 from jsworker.client.worker_stacks import NoStack, ask_for_stack, stack_lines
-from jsworker.core.errors import JobNotFound
 from jsworker.core.names import printable
 from jsworker.dashboard.filters import duration
 from jsworker.dashboard.visit import Visit, WrongFilter
@@ -31,8 +30,6 @@ async def read_job(visit: Visit) -> Mapping[str, Any]:
     """Return the stack of a job's run."""
     job_id: UUID = visit.path["id"]
     found = await listing.get_job_shown(visit.site.reads, job_id, contents=False)
-    if found is None:
-        raise JobNotFound(f"no job has id {job_id}")
     if found["status"] != "processing":
         why = f"The job is {found['status']}: only one that runs has a stack."
         return {"job": job_id, "worker": found["completed_by"], "lines": [], "why": why}

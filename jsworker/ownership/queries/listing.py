@@ -385,20 +385,26 @@ async def list_jobs(
     return Page(await _fetch(database, ids, status), after, leaves_out)
 
 
-async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
-    """Return a job as a dict by column name, None when there is none."""
-    rows = await database.run(JOB, {"id": job_id})
-    return rows[0]._asdict() if rows else None
+async def get_job(database: Database, job_id: UUID) -> dict[str, Any]:
+    """Return a job as a dict by column name; JobNotFound: there is none."""
+    return await _get(database, JOB, {"id": job_id})
 
 
-async def get_job_shown(database: Database, job_id: UUID, *, contents: bool) -> dict[str, Any] | None:
+async def get_job_shown(database: Database, job_id: UUID, *, contents: bool) -> dict[str, Any]:
     """Return what ``get_job`` does, with payload, result and checkpoint only if asked for and not too long.
 
     ``payload_bytes``, ``result_bytes`` and ``checkpoint_bytes`` are their sizes: of their text if it was read
     or measured, else as they are stored; None: there is no such content, or it is JSON null.
     """
-    rows = await database.run(JOB_SHOWN, {"id": job_id, "contents": contents})
-    return rows[0]._asdict() if rows else None
+    return await _get(database, JOB_SHOWN, {"id": job_id, "contents": contents})
+
+
+async def _get(database: Database, statement: TextClause, values: dict[str, Any]) -> dict[str, Any]:
+    rows = await database.run(statement, values)
+    if not rows:
+        raise JobNotFound(f"no job has id {values['id']}")
+    found: dict[str, Any] = rows[0]._asdict()
+    return found
 
 
 async def ending_in(database: Database, digits: str, *, seconds: float) -> list[UUID]:
