@@ -386,10 +386,7 @@ class Workflows:
 
         Raises WorkflowNotFound: no workflow has this id.
         """
-        found = await workflow_listing.get_workflow(self._database, workflow_uuid(workflow))
-        if found is None:
-            raise WorkflowNotFound(f"no workflow has id {workflow}")
-        return found
+        return await workflow_listing.get_workflow(self._database, workflow_uuid(workflow))
 
     async def cancel(self, workflow: UUID | str, *, actor: str | None = None) -> CancelledWorkflow:
         """Cancel the live jobs of a workflow; running jobs are asked to stop within one heartbeat.

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from starlette.datastructures import FormData
 
-from jsworker.core.errors import WorkflowNotFound
 from jsworker.dashboard.filters import error_shown, plural
 from jsworker.dashboard.visit import Done, Question, Visit, uuid_of
 from jsworker.dashboard.workflow_picture import in_words, workflow_picture
@@ -34,7 +33,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 async def read_one(visit: Visit) -> Mapping[str, Any]:
     """Return a workflow with its nodes and its picture."""
-    found = await _found(visit)
+    found = await get_workflow(visit.site.reads, visit.path["id"])
     nodes = [node | {"words": in_words(node["jobs"])} for node in found["nodes"]]
     links = {
         node["name"]: visit.url("workflow", id=found["id"]) + f"#node-{place}"
@@ -59,7 +58,7 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     """Return the question before a workflow is cancelled or retried, with the number of jobs it affects."""
     del form
     word, says = VERBS[verb]
-    found = await _found(visit)
+    found = await get_workflow(visit.site.reads, visit.path["id"])
     meant = {"cancel": ("processing", "queued", "scheduled", "held"), "retry": ("failed",)}[verb]
     jobs = sum(node["jobs"].get(status, 0) for node in found["nodes"] for status in meant)
     is_cancelled = verb == "retry" and found["cancelled_at"] is not None
@@ -83,10 +82,3 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
     else:
         says = f"{plural(await workflows.retry(workflow, actor=actor), 'job')} retried"
     return Done(says, visit.url("workflow", id=workflow))
-
-
-async def _found(visit: Visit) -> dict[str, Any]:
-    found = await get_workflow(visit.site.reads, visit.path["id"])
-    if found is None:
-        raise WorkflowNotFound(f"no workflow has id {visit.path['id']}")
-    return found

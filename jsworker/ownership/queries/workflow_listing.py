@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from jsworker.core.contents import Contents
-from jsworker.core.errors import DatabaseTimeout
+from jsworker.core.errors import DatabaseTimeout, WorkflowNotFound
 from jsworker.core.job import MemberResult
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
@@ -95,16 +95,16 @@ async def list_workflows(database: Database, *, limit: int, after: UUID | None) 
     return [row._asdict() for row in rows]
 
 
-async def get_workflow(database: Database, workflow: UUID) -> dict[str, Any] | None:
+async def get_workflow(database: Database, workflow: UUID) -> dict[str, Any]:
     """Return a workflow by column name, with ``nodes`` in the order in which they were added, and ``errors``.
 
     ``errors`` are up to ten failed jobs, each with its node and last error. Each node has the names of its ``needs`` and the number of its ``jobs`` by status, where ``held`` are those
-    that wait for its needs.
+    that wait for its needs. Raises WorkflowNotFound: no workflow has this id.
     """
     given = {"id": workflow}
     rows = await database.run(ONE, given)
     if not rows:
-        return None
+        raise WorkflowNotFound(f"no workflow has id {workflow}")
     nodes = [row._asdict() for row in await database.run(NODES, given, seconds=_SECONDS)]
     errors = [row._asdict() for row in await database.run(FAILED, given, seconds=_SECONDS)]
     return {**rows[0]._asdict(), "nodes": nodes, "errors": errors}
