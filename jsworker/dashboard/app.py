@@ -103,23 +103,14 @@ ACTIONS: Final = (
     *(
         ActionRoute(
             path.replace("VERB", verb),
-            f"{verb}-{of}",
-            verb,
-            partial(job_actions.ask, verb),
-            partial(job_actions.act, verb),
-        )
-        for verb in job_actions.VERBS
-        for of, path in (("jobs", "/jobs/VERB"), ("job", "/jobs/{id:uuid}/VERB"))
-    ),
-    *(
-        ActionRoute(
-            path.replace("VERB", verb),
             name.replace("VERB", verb),
-            right,
+            right.replace("VERB", verb),
             partial(page.ask, verb),
             partial(page.act, verb),
         )
         for path, name, right, page in (
+            ("/jobs/VERB", "VERB-jobs", "VERB", job_actions),
+            ("/jobs/{id:uuid}/VERB", "VERB-job", "VERB", job_actions),
             ("/kinds/VERB", "VERB-kind", "pause", limit_actions),
             ("/schedules/VERB", "VERB-schedule", "schedules", schedules),
             ("/workflows/{id:uuid}/VERB", "VERB-workflow", "workflows", workflows),
