@@ -213,21 +213,10 @@ def priority(value: int | str) -> str:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "ago": ago,
-    "at_most": at_most,
-    "duration": duration,
-    "exact": exact,
-    "headline": headline,
-    "line": line,
-    "lines": lines,
-    "mebibytes": mebibytes,
-    "number": number,
-    "plural": plural,
-    "pause_reason": pause_reason,
-    "sparkline": sparkline,
-    "priority": priority,
-    "short_id": short_id,
-    "since": since,
-    "state": state,
+    each.__name__: each
+    for each in (
+        *(ago, at_most, duration, exact, headline, line, lines, mebibytes, number),
+        *(plural, pause_reason, sparkline, priority, short_id, since, state),
+    )
 }
 """By the names that templates use."""
