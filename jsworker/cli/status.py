@@ -1,6 +1,6 @@
 """``jsworker status``: what waits, runs and fails of each kind, how fast, and who works on it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Final
 
@@ -114,13 +114,8 @@ def _rate(per_minute: float) -> str:
 def _lines(found: Status) -> Iterator[str]:
     """Yield lines below the table: the workers, held jobs and why, pauses, and what needs attention."""
     workers = found.workers
-    states: Mapping[str, int] = {
-        "alive": workers.alive,
-        "drained": workers.drained,
-        "draining": workers.draining,
-        "silent": workers.silent,
-    }
-    counted = ", ".join(f"{number} {state}" for state, number in states.items() if number or state == "alive")
+    states = [(state, getattr(workers, state)) for state in ("alive", "drained", "draining", "silent")]
+    counted = ", ".join(f"{number} {state}" for state, number in states if number or state == "alive")
     yield f"workers: {counted}; {workers.busy} of {workers.slots} job slots in use"
     for why in HELD_BY:
         of_kind = {kind.kind: kind.held[why] for kind in found.kinds if why in kind.held}
