@@ -34,8 +34,8 @@ class Stream(JetStreamApi):
         super().__init__(Connection(settings, events=events, name=client_name), settings)
         self.events = events
         self._ack_waits: dict[str, float] = {}
-        self._topology = Topology(self, installation_id=installation_id, events=events)
-        self._publisher = Publisher(self.connection, settings, self._topology)
+        self.topology = Topology(self, installation_id=installation_id, events=events)
+        self.publisher = Publisher(self.connection, settings, self.topology)
         self._highest_seq = 0
         self._learnt_at = 0.0
 
@@ -81,26 +81,16 @@ class Stream(JetStreamApi):
     ) -> None:
         """Create the stream and a consumer for each kind, or change them; see ``Topology.ensure``."""
         self._ack_waits.update(ack_waits or {})
-        self._learn(await self._topology.ensure(kinds, self._ack_waits, timeout))
-        self._publisher.has_lanes = self._topology.has_lanes
+        self._learn(await self.topology.ensure(kinds, self._ack_waits, timeout))
 
     @property
     def is_own(self) -> bool:
         """Whether the server can be reached, and the stream there is known not to be another installation's.
 
-        That is found out once after each loss of the connection, by ``ensure``, ``check_installation`` or
-        ``publish_many``.
+        That is found out once after each loss of the connection, by ``ensure``, ``publish_many`` or
+        ``Topology.check_installation``.
         """
-        return self.connected and self._topology.is_own
-
-    @property
-    def is_others(self) -> bool:
-        """Whether the stream is known to be another installation's, which is found out as ``is_own`` is."""
-        return self._topology.is_others
-
-    async def check_installation(self) -> None:
-        """Refuse another installation's stream; see ``Topology.check_installation``."""
-        await self._topology.check_installation()
+        return self.connected and self.topology.is_own
 
     async def quorum_age(self) -> float:
         """Return how many seconds ago the stream's leader last heard from a majority of the stream's servers.
@@ -117,7 +107,7 @@ class Stream(JetStreamApi):
     @property
     def lacks_lanes_because(self) -> str | None:
         """Why the stream was refused the subjects of the priorities; None: it has them."""
-        return None if self._topology.has_lanes else self._topology.lanes_refused
+        return None if self.topology.has_lanes else self.topology.lanes_refused
 
     async def keep_consumer_in_shape(self, name: str) -> EnsuredConsumer:
         """Revert changes that others have made to a consumer since ``ensure``; raises as ``ensure`` does.
@@ -125,7 +115,7 @@ class Stream(JetStreamApi):
         An ack_wait that is longer than asked for is left alone: a worker with other settings may need it. So
         is a pause, which is somebody's intention.
         """
-        return await self._topology.ensure_consumer(name, self._ack_waits, shortens=False)
+        return await self.topology.ensure_consumer(name, self._ack_waits, shortens=False)
 
     async def publish_many(
         self,
@@ -140,7 +130,7 @@ class Stream(JetStreamApi):
         After ``timeout`` seconds without any acknowledgement the rest is given up.
         """
         highest = self._highest_seq
-        outcomes = await self._publisher.publish(messages, headers, timeout)
+        outcomes = await self.publisher.publish(messages, headers, timeout)
         new = [each.stream_seq for each in outcomes if isinstance(each, Published) and not each.duplicate]
         if not new:
             return outcomes
@@ -161,11 +151,6 @@ class Stream(JetStreamApi):
             for each in outcomes
         ]
 
-    @property
-    def late_acknowledgements(self) -> int:
-        """How many messages were stored after ``publish_many`` had given them up."""
-        return self._publisher.late
-
     async def publish_raw(self, subject: str, data: bytes) -> None:
         """Publish bytes as they are, without a message id; StreamUnavailable: they may be stored or not."""
         publishing = self.connection.client.jetstream().publish(subject, data, stream=self.name)
@@ -179,7 +164,7 @@ class Stream(JetStreamApi):
         return state
 
     def _learn(self, created: datetime) -> None:
-        self._publisher.stream_created = created
+        self.publisher.stream_created = created
         self._learnt_at = boottime()
 
 

@@ -66,7 +66,7 @@ class Publisher:
     Nothing is published into another installation's stream, which is checked anew after each loss of the
     connection.
 
-    If the stream ``has_lanes``, messages of another priority than normal have subjects of their own; else
+    If its topology ``has_lanes``, messages of another priority than normal have subjects of their own; else
     they share the kind's subject, and workers learn their priority from the row.
 
     ``late`` counts acknowledgements of messages that were given up before.
@@ -74,7 +74,6 @@ class Publisher:
 
     def __init__(self, connection: Connection, settings: Settings, topology: Topology) -> None:
         self.stream_created: datetime | None = None
-        self.has_lanes = False
         self.late = 0
         self._connection = connection
         self._topology = topology
@@ -141,7 +140,7 @@ class Publisher:
         message = batch.messages[index]
         try:
             headers = header_block(message, batch.headers[index] if batch.headers else None)
-            priority = message.priority if self.has_lanes else NORMAL
+            priority = message.priority if self._topology.has_lanes else NORMAL
             subject = _checked_subject(self._prefix, message.kind, priority)
         except ValueError as fault:
             batch.fail(index, str(fault), MessageUnfit)

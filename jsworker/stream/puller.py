@@ -332,7 +332,7 @@ class Puller:
             if self._gone:
                 await self._stream.ensure([self.name], timeout=0.0)
             else:
-                await self._stream.check_installation()
+                await self._stream.topology.check_installation()
         except JsworkerError as fault:
             # A cluster may elect its leaders; a lost connection reports itself.
             is_lasting = self._failures and self._stream.connected

@@ -43,7 +43,7 @@ class Presence:
         """
         if not self.answers:
             return True
-        if self._proven_at is None or not self._stream.connected or self._stream.is_others:
+        if self._proven_at is None or not self._stream.connected or self._stream.topology.is_others:
             return False
         proven_at = self._proven_at
         if not self._health.up and self._quorum_at is not None:
@@ -68,7 +68,7 @@ class Presence:
         # Pullers ask, too, but not while they have no room. The next proof waits for no silent JetStream.
         with suppress(StreamUnavailable, StreamRefused, TimeoutError):
             async with asyncio.timeout(self._timeout):
-                await self._stream.check_installation()
+                await self._stream.topology.check_installation()
 
     async def is_with_quorum(self) -> bool:
         """Return whether silence of others proves anything; asks the stream's leader.

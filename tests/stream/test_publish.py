@@ -48,7 +48,7 @@ async def test_a_stream_that_was_made_anew_is_named_by_its_own_date(
     made_first = (await stream.state()).created
     await plain.jetstream().delete_stream(stream.name)
     await stream.ensure(["resize"], timeout=0.0)
-    stream._publisher.stream_created = made_first  # as in a client, which restores nothing
+    stream.publisher.stream_created = made_first  # as in a client, which restores nothing
     after = await stream.publish_many(messages(2))
     made_anew = (await stream.state()).created
     assert made_anew != made_first
@@ -294,7 +294,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(stream: TestStream, server
     publishing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await publishing
-    assert stream._publisher._batches == {}
+    assert stream.publisher._batches == {}
     server.thaw()
     assert isinstance((await stream.publish_many(messages(1)))[0], Published)
 

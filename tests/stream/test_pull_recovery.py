@@ -93,7 +93,7 @@ async def test_whose_the_stream_is_is_asked_again_soon(
     url, left = failures
     stream = await open_stream(url=url)
     left.append(b"")
-    await stream.check_installation()
+    await stream.topology.check_installation()
     assert (left, stream.is_own) == ([], True)
 
 
@@ -109,11 +109,11 @@ async def test_a_question_that_fails_once_nobody_waits_for_it_any_more_is_no_err
     left.append(b"")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.0):
-            await stream.check_installation()
+            await stream.topology.check_installation()
     [asked] = [task for task in asyncio.all_tasks() if task.get_name() == "check installation"]
     await asyncio.wait({asked})
     del asked
-    stream._topology._checking = None
+    stream.topology._checking = None
     gc.collect()
     assert errors == []
 
@@ -132,7 +132,7 @@ async def test_a_connection_that_is_lost_right_behind_the_answer_is_asked_about(
 
     monkeypatch.setattr(Topology, "_note_own", noted)
     stream = await open_stream(url=failures[0])
-    await stream.check_installation()
+    await stream.topology.check_installation()
     assert (losses, stream.is_own) == ([], True)
 
 

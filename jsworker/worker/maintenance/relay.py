@@ -115,7 +115,7 @@ class Relay:
             self._last_seq = None
             self._was_silent = tally.silent
             self._has_reconnected = False
-            self._late_before = self._stream.late_acknowledgements
+            self._late_before = self._stream.publisher.late
             self._publishing_health.failed(tally.refused)
 
     def _note_connection(self) -> None:
@@ -134,7 +134,7 @@ class Relay:
         except (StreamUnavailable, StreamRefused):
             return False
         has_grown = before is not None and self._last_seq > before
-        is_late = self._stream.late_acknowledgements > self._late_before
+        is_late = self._stream.publisher.late > self._late_before
         return has_grown or (self._was_silent and (self._has_reconnected or is_late))
 
     async def _promote(self) -> bool:
