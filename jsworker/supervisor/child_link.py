@@ -42,7 +42,8 @@ class ChildLink:
     def __init__(self, start: ChildStart) -> None:
         """Take over the child's end of the link and the memory for begun jobs; nothing is read yet."""
         os.set_inheritable(start.link, False)  # processes that the child starts do not get it
-        self._begun = BegunJobs.take_over(start.begun)
+        begun = BegunJobs.take_over(start.begun)
+        self.began, self.waits, self.ended = begun.add, begun.forget, begun.remove
         self._parent = start.parent
         # A descriptor of its own, because a job may replace or close sys.stderr.
         self._stderr = _open_stderr()
@@ -85,18 +86,6 @@ class ChildLink:
         self._link.send(messages.Registered(worker_id=worker_id))
         self._holds_jobs = True
         self._postpone_last_resort()
-
-    def began(self, job_id: UUID) -> None:
-        """Note in the shared memory that a job's run begins."""
-        self._begun.add(job_id)
-
-    def waits(self, job_id: UUID) -> None:
-        """Note that the job waits again, before anything of it was executed."""
-        self._begun.forget(job_id)
-
-    def ended(self, job_id: UUID) -> None:
-        """Note that the job's outcome is written."""
-        self._begun.remove(job_id)
 
     def send(self, message: messages.FromChild) -> None:
         """Send a message that changes nothing on this side."""

@@ -39,7 +39,7 @@ class Supervision(Protocol):
     def began(self, job_id: UUID) -> None:
         """Note that a job's run begins, before any of its code runs: the job may be the cause of a death."""
 
-    def waits(self, job_id: UUID) -> None:
+    def waits(self, job_id: UUID) -> object:
         """Note that a run waits again before any of its job's code has run."""
 
     def ended(self, job_id: UUID) -> None:
