@@ -543,7 +543,7 @@ class TestRates:
         await admit(database, queued(sql, 1))
         sql.execute("UPDATE jsworker.limits SET full_at = clock_timestamp() + interval '10 years'")
         held(sql, 1)
-        await clock_ahead.bring_back_limits(database)
+        await clock_ahead.bring_back_others(database, "limits")
         await gives_a_token_after(720, database, sql)
 
     @pytest.mark.parametrize("by", ["operator", "code"])
@@ -565,7 +565,7 @@ class TestRates:
         await limited(database, None, 5, 3600.0)
         await admit(database, queued(sql, 5))
         before = sql.execute("SELECT key, full_at FROM jsworker.limits").fetchall()
-        await clock_ahead.bring_back_limits(database)
+        await clock_ahead.bring_back_others(database, "limits")
         assert sql.execute("SELECT key, full_at FROM jsworker.limits").fetchall() == before
 
     async def test_the_tighter_of_limit_and_rate_counts(self, database: Database, sql: Sql) -> None:

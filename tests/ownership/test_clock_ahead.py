@@ -109,7 +109,7 @@ async def test_a_pause_that_no_time_of_postgresql_could_hold_stops_no_other(
         " ('a', '', NULL, '9999-12-31Z', '0001-01-01Z', 'somebody'),"
         " ('b', '', NULL, now() + interval '1 d', now() + interval '1 d 60 s', 'ann')"
     )
-    await clock_ahead.bring_back_limits(database)
+    await clock_ahead.bring_back_others(database, "limits")
     [written, paused] = sql.execute(
         "SELECT paused_at > clock_timestamp() AS ahead, paused_until - paused_at AS length,"
         " paused_until < clock_timestamp() + interval '1 h' AS soon FROM jsworker.limits ORDER BY kind"
@@ -141,7 +141,7 @@ async def test_a_refused_row_is_tried_again_after_its_pause(database: Database, 
         return found
 
     before, stays = await mark(ahead), await mark(other)
-    await clock_ahead.bring_back_refused(database)
+    await clock_ahead.bring_back_others(database, "refused rows")
     after = await mark(ahead)
     assert after.first_at == after.last_at < before.last_at
     assert after.retry_at - after.last_at == before.retry_at - before.last_at
@@ -160,7 +160,7 @@ async def test_a_worker_that_is_gone_is_not_alive(database: Database, sql: Sql, 
         "UPDATE jsworker.workers SET last_seen_at = last_seen_at + make_interval(hours => %s)", [hours]
     )
     before = await workers.get_worker(database, "w")
-    await clock_ahead.bring_back_workers(database)
+    await clock_ahead.bring_back_others(database, "workers")
     sql.execute("UPDATE jsworker.workers SET last_seen_at = last_seen_at - interval '21 s'")
     after = await workers.get_worker(database, "w")
     assert before is not None

@@ -110,17 +110,15 @@ async def bring_back(database: Database, *, kinds: Collection[str]) -> int:
             return jobs
 
 
-async def bring_back_limits(database: Database) -> None:
-    """Let rates and pauses that were written ahead of the clock go on from the present."""
-    await database.run(BOUND_RATES)
-    await database.run(BRING_BACK_PAUSES)
+OTHERS: Final = {
+    "workers": (BRING_BACK_WORKERS,),
+    "limits": (BOUND_RATES, BRING_BACK_PAUSES),
+    "refused rows": (BRING_BACK_REFUSED,),
+}
+"""What brings back instants of other rows than jobs, by what these are."""
 
 
-async def bring_back_refused(database: Database) -> None:
-    """Let rows that were refused ahead of the clock be tried again after their pause, from the present on."""
-    await database.run(BRING_BACK_REFUSED)
-
-
-async def bring_back_workers(database: Database) -> None:
-    """Let workers have been seen, and have started, no later than now."""
-    await database.run(BRING_BACK_WORKERS)
+async def bring_back_others(database: Database, what: str) -> None:
+    """Bring back instants that lie ahead, in a statement each."""
+    for statement in OTHERS[what]:
+        await database.run(statement)

@@ -102,12 +102,9 @@ async def follow_the_clock(context: WorkerContext) -> None:
     if context.health.up:
         with context.noting("instants ahead of the database's clock"):
             await clock_ahead.bring_back(context.database, kinds=list(context.kinds))
-        with context.noting("workers ahead of the database's clock"):
-            await clock_ahead.bring_back_workers(context.database)
-        with context.noting("limits ahead of the database's clock"):
-            await clock_ahead.bring_back_limits(context.database)
-        with context.noting("refused rows ahead of the database's clock"):
-            await clock_ahead.bring_back_refused(context.database)
+        for what in clock_ahead.OTHERS:
+            with context.noting(f"{what} ahead of the database's clock"):
+                await clock_ahead.bring_back_others(context.database, what)
 
 
 async def look_at_files(context: WorkerContext) -> None:
