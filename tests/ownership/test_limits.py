@@ -66,7 +66,7 @@ async def test_runs_that_were_claimed_before_are_counted(database: Database, sql
 
 async def pause_for(database: Database, job_id: UUID, seconds: float, reason: str = "429") -> bool:
     return await limits.pause_for(
-        database, KIND, KEY, seconds=seconds, worker_id=WORKER, job_id=job_id, token=1, reason=reason
+        database, KIND, KEY, seconds=seconds, worker_id=WORKER, held=(job_id, 1), reason=reason
     )
 
 

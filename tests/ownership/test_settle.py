@@ -312,7 +312,7 @@ class TestLost:
     ) -> None:
         for worker, is_mine in ((WORKER, True), (OTHER_WORKER, False)):
             job_id = insert_job(sql, "completed", completed_by=worker)
-            asked = settle.was_committed(database, worker_id=WORKER, job_id=job_id, token=1)
+            asked = settle.was_committed(database, worker_id=WORKER, held=(job_id, 1))
             assert await asked is is_mine
 
     async def test_my_end_of_an_earlier_token_is_not_this_ones(self, database: Database, sql: Sql) -> None:

@@ -203,7 +203,7 @@ class TestFence:
         silent: float = 1.5,
     ) -> None:
         await timeline.note_fence(
-            database, worker_id=worker_id, job_id=job_id, token=token, seconds_without_heartbeat=silent
+            database, worker_id=worker_id, held=(job_id, token), seconds_without_heartbeat=silent
         )
 
     async def test_it_is_told_once_however_often_it_is_noted(self, database: Database, sql: Sql) -> None:
@@ -241,7 +241,7 @@ async def test_an_error_after_the_completion_is_told_of_the_run_that_completed_t
         (other, WORKER, 1),
     ]:
         await timeline.note_error_after_completion(
-            database, worker_id=worker_id, job_id=each, token=token, error="ValueError: late"
+            database, worker_id=worker_id, held=(each, token), error="ValueError: late"
         )
     [event] = read_events(sql, job_id)
     assert (event["event"], event["error"]) == ("error_after_completion", "ValueError: late")

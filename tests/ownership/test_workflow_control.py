@@ -560,8 +560,7 @@ async def add(
     await add_members(
         database,
         worker_id=WORKER,
-        job_id=flow.member("a"),
-        token=token,
+        held=(flow.member("a"), token),
         kind="other",
         new=jobs or new(),
         tries=tries,
@@ -613,7 +612,7 @@ async def test_who_lost_its_job_adds_nothing(
         await add(database, flow)
     assert len(flow.statuses("a")) == 1
     adding = getattr(workflow_control, statement)
-    values = workflow_control._values(WORKER, flow.member("a"), 1, KIND, new())
+    values = workflow_control._values(WORKER, (flow.member("a"), 1), KIND, new())
     assert await database.run(adding, values) == []
     mutant = without(adding, guard)
     if "status" in ADD_GUARD[guard]:
@@ -634,7 +633,7 @@ async def test_nothing_is_added_to_a_finished_batch(
     change(sql, "batches", CLOSED, flow.batch("a"))
     with pytest.raises(TransitionRefused, match=f"batch {flow.batch('a')} of job .* has finished"):
         await add(database, flow)
-    values = workflow_control._values(WORKER, flow.member("a"), 1, KIND, new())
+    values = workflow_control._values(WORKER, (flow.member("a"), 1), KIND, new())
     adding = getattr(workflow_control, statement)
     assert await database.run(adding, values) == []
     with engine.begin() as connection:
@@ -681,7 +680,7 @@ async def test_many_small_members_get_more_time_with_each_try(
 async def test_a_job_without_a_batch_adds_nothing(database: Database, sql: Sql) -> None:
     job_id = insert_job(sql, "processing")
     with pytest.raises(TransitionRefused, match="belongs to no batch"):
-        await add_members(database, worker_id=WORKER, job_id=job_id, token=1, kind=KIND, new=new())
+        await add_members(database, worker_id=WORKER, held=(job_id, 1), kind=KIND, new=new())
 
 
 # As long as a test may take until the lock that it waits for is released.
@@ -694,7 +693,7 @@ async def test_who_adds_waits_for_finish_and_is_refused(database: Database, sql:
     await claimed(database, flow.member("a"))
     await flow.complete(flow.member("a"))
     winner.run(workflows.FINISH, {"ids": uuid_array([flow.batch("a")])})
-    values = workflow_control._values(WORKER, flow.member("a"), 1, KIND, new())
+    values = workflow_control._values(WORKER, (flow.member("a"), 1), KIND, new())
     zombie = without(without(ADD_MEMBERS, r"j\.status = 'processing'"), r"j\.worker_id = :worker_id")
     loser = asyncio.create_task(database.run(zombie, values))
     await winner.blocks()

@@ -338,8 +338,7 @@ class FlowMachine(Settling, Recovering):
         call = workflow_control.add_members(
             self.world.database,
             worker_id=run.life.id,
-            job_id=run.job.id,
-            token=run.token,
+            held=(run.job.id, run.token),
             kind=KIND,
             new=[NewJob(job_id, "{}")],
         )

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
-from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -20,6 +19,7 @@ from jsworker.ownership.transitions.admission import (
     waits_for_admission_indexed,
 )
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
+from jsworker.ownership.transitions.heartbeat import Held, by_owner
 
 _numbers: Final = {
     "max_running": given("max_running", sa.Integer),
@@ -316,8 +316,7 @@ async def pause_for(
     *,
     seconds: float,
     worker_id: str,
-    job_id: UUID,
-    token: int,
+    held: Held,
     reason: str,
 ) -> bool:
     """Pause a key because one of its running jobs asks for it.
@@ -325,8 +324,7 @@ async def pause_for(
     Return False if the key is already paused for longer, or if the run no longer owns the job.
     """
     values = {"kind": kind, "key": key, "seconds": seconds, "paused_by": worker_id, "reason": reason}
-    owner = {"worker_id": worker_id, "id": job_id, "token": token}
-    return bool(await database.run(PAUSE_FOR, values | owner))
+    return bool(await database.run(PAUSE_FOR, values | by_owner(worker_id, held)))
 
 
 async def resume(database: Database, kind: str, key: str, *, entry: AuditEntry | None = None) -> int:

@@ -370,9 +370,9 @@ async def server_faults(database: Database, *, job_id: UUID) -> int:
     return int(row.releases)
 
 
-async def was_committed(database: Database, *, worker_id: str, job_id: UUID, token: int) -> bool:
+async def was_committed(database: Database, *, worker_id: str, held: _Held) -> bool:
     """Return whether a COMMIT without an answer completed the job; DatabaseUnavailable: ask again."""
-    rows = await database.run(COMMITTED, {"id": job_id, "token": token})
+    rows = await database.run(COMMITTED, {"id": held[0], "token": held[1]})
     return [tuple(row) for row in rows] == [("completed", worker_id)]
 
 

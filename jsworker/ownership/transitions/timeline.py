@@ -86,18 +86,18 @@ class RunContext(NamedTuple):
 
 
 async def note_fence(
-    database: Database, *, worker_id: str, job_id: UUID, token: int, seconds_without_heartbeat: float
+    database: Database, *, worker_id: str, held: tuple[UUID, int], seconds_without_heartbeat: float
 ) -> None:
     """Note once in the timeline of a job that the fence stopped this run."""
-    values = {"worker_id": worker_id, "ids": [job_id], "tokens": [token]}
+    values = {"worker_id": worker_id, "ids": [held[0]], "tokens": [held[1]]}
     await database.run(FENCED, values | {"silent": seconds_without_heartbeat})
 
 
 async def note_error_after_completion(
-    database: Database, *, worker_id: str, job_id: UUID, token: int, error: str
+    database: Database, *, worker_id: str, held: tuple[UUID, int], error: str
 ) -> None:
     """Note in the timeline of a job that its run raised after the job's own transaction had completed it."""
-    values = {"worker_id": worker_id, "id": job_id, "token": token, "error": error}
+    values = {"worker_id": worker_id, "id": held[0], "token": held[1], "error": error}
     await database.run(ERROR_AFTER_COMPLETION, values)
 
 

@@ -16,6 +16,7 @@ from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions import control, reopen
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.enqueue import NewJob, size_of
+from jsworker.ownership.transitions.heartbeat import Held
 
 T = TypeVar("T")
 
@@ -233,22 +234,19 @@ async def _refuse(database: Database, workflow: UUID, what: str) -> None:
     raise TransitionRefused(f"workflow {workflow} {state}; it cannot be {what}")
 
 
-def add_members_statement(
-    worker_id: str, job_id: UUID, token: int, kind: str, new: Sequence[NewJob]
-) -> TextClause:
+def add_members_statement(worker_id: str, held: Held, kind: str, new: Sequence[NewJob]) -> TextClause:
     """Return the statement that adds members to a job's batch, for the job's own transaction.
 
     It returns a row for each member; none: the job has no batch, its batch has finished, or the job is lost.
     """
-    return ADD_MEMBERS_UNLOCKED.bindparams(**_values(worker_id, job_id, token, kind, new))
+    return ADD_MEMBERS_UNLOCKED.bindparams(**_values(worker_id, held, kind, new))
 
 
 async def add_members(
     database: Database,
     *,
     worker_id: str,
-    job_id: UUID,
-    token: int,
+    held: Held,
     kind: str,
     new: Sequence[NewJob],
     tries: int = 0,
@@ -261,7 +259,7 @@ async def add_members(
         LockTimeout: another member is adding to the batch, in a transaction that has not ended.
     """
     seconds = database.seconds_for(size_of(new), tries=tries)
-    values = _values(worker_id, job_id, token, kind, new)
+    values, (job_id, token) = _values(worker_id, held, kind, new), held
     try:
         if await database.run(ADD_MEMBERS, values, seconds=seconds):
             return
@@ -282,11 +280,11 @@ async def add_members(
     )
 
 
-def _values(worker_id: str, job_id: UUID, token: int, kind: str, new: Sequence[NewJob]) -> dict[str, Any]:
+def _values(worker_id: str, held: Held, kind: str, new: Sequence[NewJob]) -> dict[str, Any]:
     return {
         "worker_id": worker_id,
-        "job_id": job_id,
-        "token": token,
+        "job_id": held[0],
+        "token": held[1],
         "kind": kind,
         "ids": uuid_array(job.id for job in new),
         "payloads": [job.payload for job in new],

@@ -272,13 +272,12 @@ class RunLease:
         return [job.id for job in new]
 
     async def _add_members(self, kind: str, new: Sequence[NewJob]) -> None:
-        (job_id, token), services = self._run.held, self._services
+        services = self._services
         add = partial(
             workflow_control.add_members,
             services.database,
             worker_id=services.worker_id,
-            job_id=job_id,
-            token=token,
+            held=self._run.held,
             kind=kind,
             new=new,
         )
@@ -294,7 +293,7 @@ class RunLease:
             raise ValueError(f"{len(new):,} jobs in one statement; it takes up to {_MEMBERS_AT_ONCE:,}")
         worker_id = self._services.worker_id
         child_jobs.note_lock_of_batch()
-        return workflow_control.add_members_statement(worker_id, *self._run.held, kind_name(kind), new)
+        return workflow_control.add_members_statement(worker_id, self._run.held, kind_name(kind), new)
 
     async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
         """Return a page of outcomes, behind ``after``, of a node that the job's own node names."""
@@ -423,10 +422,8 @@ class RunLease:
 
     async def _was_committed(self) -> bool:
         """Return whether an unanswered COMMIT took effect, once the database answers."""
-        (job_id, token), services = self._run.held, self._services
-        asked = partial(
-            was_committed, services.database, worker_id=services.worker_id, job_id=job_id, token=token
-        )
+        services, held = self._services, self._run.held
+        asked = partial(was_committed, services.database, worker_id=services.worker_id, held=held)
         return await until_answered(self._run, lambda _: asked())
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:

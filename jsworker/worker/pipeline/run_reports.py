@@ -87,12 +87,11 @@ async def note_error(context: WorkerContext, run: Run, outcome: Outcome, settled
     """Write to the timeline the error of a run whose job is completed, unless the database is away."""
     if settled is not Settled.COMPLETED or isinstance(outcome, Completed) or not context.health.up:
         return
-    job_id, token = run.held
     error = outcome.error if isinstance(outcome, Failed | Interrupted) else _error_in(run, outcome, settled)
     if error is not None:
         with context.health.noting(), suppress(RowRefused):
             await note_error_after_completion(
-                context.database, worker_id=context.worker_id, job_id=job_id, token=token, error=error
+                context.database, worker_id=context.worker_id, held=run.held, error=error
             )
 
 

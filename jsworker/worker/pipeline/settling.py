@@ -205,7 +205,6 @@ class Settler:
         Like the write of the failure itself, this is repeated until the database answers.
         """
         key = run.claimed.limit_key or ""
-        job_id, token = run.held
         pause = partial(
             limits.pause_for,
             self._context.database,
@@ -213,8 +212,7 @@ class Settler:
             key,
             seconds=outcome.delay,
             worker_id=self._context.worker_id,
-            job_id=job_id,
-            token=token,
+            held=run.held,
             reason=f"job {run.id}: {first_line(outcome.error)}",
         )
         up_since: float | None = None
@@ -241,7 +239,6 @@ class Settler:
 
     async def _note_fence(self, run: Run) -> None:
         """Write to the timeline, as soon as the database answers, that the fence stopped the run."""
-        job_id, token = run.held
         silent = round(boottime() - run.beaten_at, 3)
 
         async def note() -> None:
@@ -249,8 +246,7 @@ class Settler:
                 await timeline.note_fence(
                     self._context.database,
                     worker_id=self._context.worker_id,
-                    job_id=job_id,
-                    token=token,
+                    held=run.held,
                     seconds_without_heartbeat=silent,
                 )
             except RowRefused as error:  # only reported: the run ends anyway

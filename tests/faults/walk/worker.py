@@ -364,8 +364,7 @@ class Worker:
             await workflow_control.add_members(
                 self._world.database,
                 worker_id=self.id,
-                job_id=row.id,
-                token=row.fencing_token,
+                held=(row.id, row.fencing_token),
                 kind="ordinary",
                 new=new,
             )
