@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Self, overload
 from uuid import UUID
 
@@ -222,9 +221,7 @@ class JobClient:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def open(self) -> None:

@@ -3,7 +3,6 @@
 import builtins  # Python 3.14 reads annotations late: there, list is the method
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Self, overload
 from uuid import UUID
 
@@ -91,9 +90,7 @@ class SyncJobClient:
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def open(self) -> None:

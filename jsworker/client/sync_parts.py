@@ -4,7 +4,6 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial, wraps
 from operator import attrgetter
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self
 
 from typing_extensions import TypeVar
@@ -121,10 +120,8 @@ class SyncFlow(Nodes):
         self._call(Flow.__aenter__)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._call(lambda flow: flow.__aexit__(kind, error, trace))
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._call(lambda flow: flow.__aexit__(kind, *error))
 
     def _add(self, *args: Any, **named: Any) -> Node:
         return self._flow._add(*args, **named)  # noqa: SLF001 -- its face without await

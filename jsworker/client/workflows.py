@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
 from itertools import count
-from types import TracebackType
 from typing import Any, Final, Literal, Self, TypedDict, get_args, overload
 from uuid import UUID
 
@@ -154,9 +153,7 @@ class Flow(Nodes):
         self._is_open = True
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, *error: object) -> None:
         self._is_open = False
         if kind is None:
             await self._enqueue()
