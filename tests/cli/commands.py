@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -205,6 +206,15 @@ def wait_until(holds: Callable[[], Any], what: str) -> None:
     while not holds():
         assert time.monotonic() < give_up_at, f"not within {DEADLINE:g} s: {what}"
         time.sleep(0.02)
+
+
+def listens(port: int) -> bool:
+    """Return whether a server accepts connections to this port of 127.0.0.1.
+
+    To find that out by listening there could keep the server itself from it.
+    """
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def as_if_at_once(text: str) -> str:

@@ -19,7 +19,7 @@ from tests.ownership.rows import Sql
 from tests.support.listening import has_ipv6
 from tests.support.servers import as_role
 
-from .commands import DEADLINE, Cli, Process, Spawn, Terminal, wait_until
+from .commands import DEADLINE, Cli, Process, Spawn, Terminal, listens, wait_until
 
 
 def address_of(process: Process) -> str:
@@ -66,10 +66,6 @@ def test_an_action_is_finished_before_it_ends(
     port = httpx.URL(address).port
     assert port is not None
 
-    def is_closed() -> bool:
-        with socket.socket() as other:
-            return other.connect_ex(("127.0.0.1", port)) != 0
-
     with httpx.Client(base_url=address, timeout=DEADLINE) as browser, ThreadPoolExecutor() as threads:
         token = re.search(r'name="csrf" value="([^"]+)"', browser.get("/kinds/pause?kind=double").text)
         assert token is not None
@@ -81,7 +77,7 @@ def test_an_action_is_finished_before_it_ends(
             waiting = "SELECT FROM pg_locks WHERE relation = 'jsworker.audit'::regclass AND NOT granted"
             wait_until(lambda: sql.execute(waiting).fetchall(), "the action waits")
             process.signal(signal.SIGTERM)
-            wait_until(is_closed, "the dashboard ends")
+            wait_until(lambda: not listens(port), "the dashboard ends")
             if is_interrupted:
                 process.signal(signal.SIGTERM)
                 process.popen.wait(DEADLINE)

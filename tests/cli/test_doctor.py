@@ -25,7 +25,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import load_settings
 from jsworker.doctor.checks import CHECKS
 from jsworker.embedded import EmbeddedNats
-from jsworker.embedded.resources import find_nats_server, free_port, is_free
+from jsworker.embedded.resources import find_nats_server, free_port
 from jsworker.ownership.transitions.audit import os_user
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.stream.jetstream import Stream
@@ -38,7 +38,7 @@ from tests.support.servers import (
     new_servers_folder,
 )
 
-from .commands import Cli, Result, wait_until
+from .commands import Cli, Result, listens, wait_until
 
 NO_ONE = "127.0.0.1:1"
 CANARY = "c4n4ry-s3cret"
@@ -1055,7 +1055,7 @@ class TestNats:
         monkeypatch.setenv("JSWORKER_NATS_URL", f"nats://127.0.0.1:{port}")
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
             try:
-                wait_until(lambda: not is_free(port), "nats-server listens")
+                wait_until(lambda: listens(port), "nats-server listens")
                 found = world.cli("doctor", "--json")
             finally:
                 server.kill()

@@ -13,11 +13,11 @@ import psycopg
 import pytest
 from nats.js.api import StreamConfig
 
-from jsworker.embedded.resources import find_nats_server, free_port, is_free
+from jsworker.embedded.resources import find_nats_server, free_port
 from jsworker.supervisor.parent import Supervisor
 from tests.support.servers import TestServers, as_role
 
-from .commands import COMMAND, DEADLINE, Cli, wait_until
+from .commands import COMMAND, DEADLINE, Cli, listens, wait_until
 from .conftest import JOBS_MODULE
 
 NO_ONE = "127.0.0.1:1"
@@ -45,7 +45,7 @@ def nats_without_jetstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     command = [str(find_nats_server()), "--addr", "127.0.0.1", "--port", str(port), "--log", str(log)]
     with subprocess.Popen(command) as server:
         try:
-            wait_until(lambda: not is_free(port), "nats-server listens")
+            wait_until(lambda: listens(port), "nats-server listens")
             yield f"nats://127.0.0.1:{port}"
         finally:
             server.kill()
