@@ -189,8 +189,9 @@ def test_the_right_password_opens(
 def test_a_worker_says_what_is_wrong(
     case: str, unfit: dict[str, tuple[dict[str, str], str]], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What may come back is waited for; how long is shown by the worker without NATS.
-    seconds = 30.0 if case in ABOUT_NATS else 1.0  # what NATS says is the end, but it may say it late
+    # What may come back is waited for; how long is shown by the worker without NATS. What a server says is
+    # the end, but it may say it late.
+    seconds = 1.0 if case == "no database" else 30.0
     monkeypatch.setattr("jsworker.cli.run.Supervisor", partial(Supervisor, connect_seconds=seconds))
     variables, line = unfit[case]
     for name, value in variables.items():
