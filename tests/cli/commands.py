@@ -25,6 +25,12 @@ from jsworker.cli.app import run_command
 
 DEADLINE = 60.0
 COMMAND = (sys.executable, "-m", "jsworker")
+PATIENT = {
+    "JSWORKER_STATEMENT_TIMEOUT": "60",
+    "JSWORKER_HEARTBEAT_INTERVAL": "61",
+    "JSWORKER_CRASH_THRESHOLD": "none",
+}
+"""For a process whose statement the test holds up: else it is given up after three seconds."""
 
 
 @dataclass(frozen=True)

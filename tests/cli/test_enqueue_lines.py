@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import socket
 import sys
@@ -17,7 +18,7 @@ from jsworker.cli import enqueue_lines
 from tests.ownership.rows import Sql, read_value
 from tests.test_contents import OLD, text_of_keys
 
-from .commands import Cli, Keyboard, Spawn, wait_until
+from .commands import PATIENT, Cli, Keyboard, Spawn, wait_until
 
 TWO = '{"n": 1, "id": "a"}\n\n{"n": 2, "id": 7}'
 
@@ -192,7 +193,7 @@ class TestStopped:
     def test_ctrl_c_ends_it_after_the_present_batch_whose_ids_are_printed(
         self, spawn: Spawn, sql: Sql, many: Path, held_second_batch: psycopg.Connection[Any]
     ) -> None:
-        process = spawn("enqueue", "double", "--from", many, "--delay", 3600, "--json")
+        process = spawn("enqueue", "double", "--from", many, "--delay", 3600, "--json", **PATIENT)
         wait_until(lambda: read_value(sql, HELD), "the second batch is being written")
         process.signal(signal.SIGINT)
         process.read_errors_until("stopping after this batch; what is enqueued stays enqueued")
@@ -206,7 +207,7 @@ class TestStopped:
     def test_a_second_ctrl_c_waits_for_nothing_and_says_what_is_unclear(
         self, spawn: Spawn, sql: Sql, many: Path
     ) -> None:
-        process = spawn("enqueue", "double", "--from", many, "--delay", 3600, "--json")
+        process = spawn("enqueue", "double", "--from", many, "--delay", 3600, "--json", **PATIENT)
         wait_until(lambda: read_value(sql, HELD), "the second batch is being written")
         process.signal(signal.SIGINT)
         process.read_errors_until("stopping")
@@ -215,10 +216,19 @@ class TestStopped:
         assert (found.code, len(found.json)) == (130, 10_000)
         assert found.errors[-1] == "10000 of 25000 jobs were enqueued; of the next 10000 perhaps some"
 
-    def test_ctrl_c_before_the_first_batch_ends_it_at_once(self, spawn: Spawn, many: Path) -> None:
+    def test_ctrl_c_before_the_first_batch_ends_it_at_once(
+        self, spawn: Spawn, here: Path, many: Path
+    ) -> None:
+        # Else the connection is given up after two seconds, perhaps before the signal comes.
+        (here / "sitecustomize.py").write_text(
+            "from jsworker.ownership import pool\n"
+            "pool.CONNECT_ARGUMENTS = {**pool.CONNECT_ARGUMENTS, 'connect_timeout': 60}\n"
+        )
+        variables = PATIENT | {"PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
         with socket.create_server(("127.0.0.1", 0)) as silent:
             database = f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/d"
-            process = spawn("enqueue", "double", "--from", many, JSWORKER_DATABASE_URL=database)
+            variables["JSWORKER_DATABASE_URL"] = database
+            process = spawn("enqueue", "double", "--from", many, **variables)
             connection, _ = silent.accept()
             with connection:
                 process.signal(signal.SIGINT)
