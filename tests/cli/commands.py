@@ -25,6 +25,15 @@ from jsworker.cli.app import run_command
 
 DEADLINE = 60.0
 COMMAND = (sys.executable, "-m", "jsworker")
+PATIENT_COMMAND = (
+    sys.executable,
+    "-c",
+    """import jsworker.client.client_publisher as publisher
+for limit in ("_CONNECT_SECONDS", "_PUBLISH_SECONDS", "_RESERVED_SECONDS"):
+    setattr(publisher, limit, 60.0)
+from jsworker.cli.app import main; main()""",
+)
+"""The same, for jobs whose messages are to be stored by the command itself, however busy the machine is."""
 PATIENT = {
     "JSWORKER_STATEMENT_TIMEOUT": "60",
     "JSWORKER_HEARTBEAT_INTERVAL": "61",

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.support.servers import new_servers_folder
 
-from .commands import Cli, Process, Spawn, Terminal, wait_until
+from .commands import PATIENT_COMMAND, Cli, Process, Spawn, Terminal, wait_until
 
 LOOP = "while :; do sleep 0.05; done"
 
@@ -76,9 +75,9 @@ def test_a_command_gets_the_variables_and_its_code_is_handed_on(data: Path, spaw
 
 
 def test_jsworker_itself_works_inside(data: Path, spawn: Spawn) -> None:
-    enqueue = (sys.executable, "-m", "jsworker", "enqueue", "double", "--count", "3")
+    enqueue = (*PATIENT_COMMAND, "enqueue", "double", "--count", "3")
     ended = spawn(
-        "dev", "--data", data, *enqueue, JSWORKER_STREAM="JOBS", JSWORKER_SUBJECT_PREFIX="jobs"
+        "dev", "--data", data, "--", *enqueue, JSWORKER_STREAM="JOBS", JSWORKER_SUBJECT_PREFIX="jobs"
     ).wait()
     assert (ended.code, ended.err, len(ended.lines)) == (0, "", 3)
 

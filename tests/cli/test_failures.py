@@ -27,7 +27,7 @@ from jsworker.core.errors import (
 from jsworker.core.exit_codes import WrongUsage
 from tests.ownership.rows import Sql, insert_job
 
-from .commands import COMMAND
+from .commands import COMMAND, PATIENT_COMMAND
 from .test_dead_messages import insert_message
 
 
@@ -210,7 +210,7 @@ def test_json_is_one_document_whatever_a_target_prints(
     sql: Sql, cli_environment: Mapping[str, str], here: object
 ) -> None:
     done = subprocess.run(
-        [*COMMAND, "enqueue", "cli_jobs:Double", "--payload", '{"n": 1}', "--json"],
+        [*PATIENT_COMMAND, "enqueue", "cli_jobs:Double", "--payload", '{"n": 1}', "--json"],
         env=os.environ | cli_environment,
         capture_output=True,
         text=True,
