@@ -94,9 +94,6 @@ class Element:
     def text(self) -> str:
         return str(self._chrome.ask("GET", f"{self._path}/text"))
 
-    def property(self, name: str) -> Any:
-        return self._chrome.ask("GET", f"{self._path}/property/{name}")
-
     def click(self) -> None:
         self._chrome.ask("POST", f"{self._path}/click")
 
