@@ -233,7 +233,7 @@ async def test_without_nats_alone_nothing_is_stopped(
         settings = make_settings(nats_url=server.url)
         gate = Gate()
         running = await start(scripted(gate.process), with_settings=settings)
-        async with JobClient(settings) as client:
+        async with JobClient(make_settings(nats_url=server.url, statement_timeout=10.0)) as client:
             job = await client.enqueue("scripted", {})
             await gate.met()
         await server.stop()

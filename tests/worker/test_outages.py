@@ -570,7 +570,7 @@ async def test_a_client_without_nats_leaves_its_jobs_to_the_relay_at_once(
 ) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        own = make_settings(nats_url=f"nats://127.0.0.1:{nobody.getsockname()[1]}")
+        own = make_settings(nats_url=f"nats://127.0.0.1:{nobody.getsockname()[1]}", statement_timeout=10.0)
         async with JobClient(own) as client:
             assert "no server listens there" in str(client.unpublished_because)
             job = await client.enqueue("load", {})
