@@ -16,6 +16,7 @@ import httpx
 _ELEMENT: Final = "element-6066-11e4-a52e-4f735466cecf"
 """The key that stands for an element in JSON, a constant of the protocol."""
 _SECONDS: Final = 120.0
+_REPLACED: Final = "Node with given id does not belong to the document"
 TAB, ENTER = "\ue004", "\ue007"
 
 
@@ -55,7 +56,8 @@ class Chrome:
         answer = self._http.request(method, f"{self._session}{path}", json=content)
         value = answer.json()["value"]
         if answer.status_code != 200:
-            if value["error"] == "stale element reference":
+            # Of one that is replaced at that very moment, the browser's own words come through.
+            if value["error"] == "stale element reference" or _REPLACED in value["message"]:
                 raise StaleElement
             raise AssertionError(f"{path} {values}: {value['error']}: {value['message']}")
         return value
