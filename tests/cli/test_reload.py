@@ -32,7 +32,10 @@ OPTIONS = ("--reload", "--relay-interval", "0.1", "--scan-interval", "1", "--log
 
 
 def write(here: Path, text: str) -> None:
-    """Replace the module at once, as editors do: a worker never reads half of it."""
+    """Replace the module at once, as editors do: a worker never reads half of it.
+
+    Of versions of one size that are written within a second Python would run the first one's cached code.
+    """
     (here / "versions.new").write_text(text)
     (here / "versions.new").rename(here / "versions.py")
 
@@ -69,13 +72,13 @@ def test_a_changed_file_is_loaded_after_running_jobs_have_ended_and_a_broken_one
     until = here / "go-on"
     [running] = cli("enqueue", "version", "--payload", f'{{"until": "{until}"}}').lines
     wait_until((here / "begun").exists, "it has begun")
-    write(here, MODULE.replace("{version}", "2"))
+    write(here, MODULE.replace("{version}", "22"))
     assert worker.read_errors_until("changed").strip() == "versions.py changed: the worker is started anew"
     worker.read_errors_until('"worker.draining"')
     until.touch()
     worker.read_errors_until('"worker.started"')
     assert result_of(cli, running) == 1
-    assert run_job(cli) == 2
+    assert run_job(cli) == 22
     row = cli("job", running, "--json").json
     assert (row["attempts"], row["timeline"]) == (1, [])
 
@@ -84,10 +87,10 @@ def test_a_changed_file_is_loaded_after_running_jobs_have_ended_and_a_broken_one
     told = worker.read_errors_until("exit code").strip()
     assert told == "the worker ended with exit code 2; it is started anew when a Python file changes"
     (here / "notes.txt").write_text("no Python")  # is none
-    write(here, MODULE.replace("{version}", "3"))
+    write(here, MODULE.replace("{version}", "333"))
     assert worker.read_errors_until("changed").startswith("versions.py changed")
     worker.read_errors_until('"worker.started"')
-    assert run_job(cli) == 3
+    assert run_job(cli) == 333
     ends_by(worker, signal.SIGTERM)
 
 
