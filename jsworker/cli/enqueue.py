@@ -135,6 +135,8 @@ def enqueue(
         _enqueue_one(
             of_kind, content, options, unique_key=unique_key, wait=wait, timeout=timeout, as_json=as_json
         )
+    if not (wait or as_json) and sys.stderr.isatty():  # scripts need not wait for another statement
+        warn_unless_served(kind_name(of_kind))
 
 
 def _enqueue_many(kind: Kind, payload: Any, count: int, options: dict[str, Any], *, as_json: bool) -> None:

@@ -99,6 +99,19 @@ class TestOneJob:
         assert found.errors == ["a recent job has unique key a already, this one; nothing was enqueued"]
 
 
+@pytest.mark.parametrize("several", [[], ["--count", 2]])
+def test_a_terminal_is_told_that_no_worker_serves_the_kind(
+    cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch, several: list[object]
+) -> None:
+    monkeypatch.setattr("sys.stderr", stderr := Keyboard())
+    jobs = cli("enqueue", "dubble", *several).lines
+    assert (len(jobs), count(sql)) == (len(several) or 1, len(several) or 1)
+    assert stderr.getvalue() == "no live worker serves kind dubble: is it spelled right?\n"
+    monkeypatch.setattr("sys.stderr", silent := Keyboard())
+    assert len(cli("enqueue", "dubble", "--json").json) == 1
+    assert silent.getvalue() == ""
+
+
 class TestPayload:
     def test_from_a_file(self, cli: Cli, sql: Sql, tmp_path: Path) -> None:
         file = tmp_path / "payload.json"
