@@ -39,9 +39,9 @@ _SHOW_SECONDS: Final = 0.5
 class ChildLink:
     """Connects a worker to the parent of its process. Call all but ``last_words`` on the event loop."""
 
-    def __init__(self, start: ChildStart) -> None:
-        """Take over the child's end of the link and the memory for begun jobs; nothing is read yet."""
-        os.set_inheritable(start.link, False)  # processes that the child starts do not get it
+    def __init__(self, start: ChildStart, end: socket.socket) -> None:
+        """Take over the memory for begun jobs; nothing is read yet from ``end``, the child's of the link."""
+        end.set_inheritable(False)  # processes that the child starts do not get it
         begun = BegunJobs.take_over(start.begun)
         self.began, self.waits, self.ended = begun.add, begun.forget, begun.remove
         self._parent = start.parent
@@ -49,7 +49,7 @@ class ChildLink:
         self._stderr = _open_stderr()
         self._lines = stderr_lines()
         self._link: MessageLink[messages.FromParent] = MessageLink(
-            socket.socket(fileno=start.link),
+            end,
             messages.FROM_PARENT,
             on_message=self._note,
             on_end=self._note_orphaned,

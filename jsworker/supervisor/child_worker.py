@@ -1,6 +1,7 @@
 """A worker in this process, from the parent's arguments to the exit code."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -34,8 +35,8 @@ _EXIT_SECONDS: Final = 2 * EXIT_SECONDS
 
 def work(targets: Sequence[str], start: ChildStart) -> int:
     """Work on these targets until the parent requests a stop, and return the exit code."""
-    link = ChildLink(start)
-    with ExitStack() as last, ExitStack() as loop:
+    with socket.socket(fileno=start.link) as end, ExitStack() as last, ExitStack() as loop:
+        link = ChildLink(start, end)
         # The error is shown in here, for behind this line a thread may keep the process from going on.
         code = exit_code_of(lambda: _work(targets, start, link, loop))
         last.callback(exit_within(EXIT_SECONDS, code))

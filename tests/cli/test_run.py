@@ -52,12 +52,14 @@ def test_jobs_are_done_until_a_signal_stops_the_worker(cli: Cli, sql: Sql, spawn
     done = cli("enqueue", "cli_jobs:Double", "--payload", '{"n": 21}').lines
     failed = cli("enqueue", "boom").lines
     options = ("--log-format", "json", "--event-loop", "asyncio")
-    worker = spawn("run", "cli_jobs:Double", "cli_jobs:Boom", *FAST, *options, JSWORKER_CONCURENCY="3")
+    variables = {"JSWORKER_CONCURENCY": "3", "PYTHONWARNINGS": "always::ResourceWarning"}
+    worker = spawn("run", "cli_jobs:Double", "cli_jobs:Boom", *FAST, *options, **variables)
     wait_for_status(sql, "completed")
     wait_for_status(sql, "failed")
     worker.signal(signal.SIGTERM)
     ended = worker.wait()
     assert (ended.code, ended.out) == (0, "")
+    assert [line for line in ended.errors if "ResourceWarning" in line] == []
     assert read_value(sql, "SELECT result FROM jsworker.jobs WHERE id = %s", done[0]) == 42
     events = logged(ended.errors)
     [warning] = [line for line in events if line["event"] == "setting.unknown"]
