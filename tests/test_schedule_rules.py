@@ -178,7 +178,9 @@ def test_bad_cron_rules(rule: Any, options: dict[str, Any], said: str) -> None:
     ],
 )
 def test_bad_steps(step: dict[str, Any]) -> None:
-    said = r"^Every\(.*\) must be a step from 1 second to 366 days, in numbers$"
+    [given] = step.values() or [0]
+    wanted = "" if isinstance(given, int | float) else "numbers: "
+    said = rf"^Every\(.*\) must be {wanted}a step from 1 second to 366 days$"
     with pytest.raises(ValueError, match=said):
         Every(**step)
 

@@ -150,5 +150,6 @@ def _report_unexpected(error: Exception) -> int:
     line = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     context = getattr(error, "ctx", None)
     if line:  # empty if there were no arguments: then the help has been shown
-        typer.echo(f"{line}; see {context.command_path} --help" if context else line, err=True)
+        see = " See" if line.endswith("?") else "; see"
+        typer.echo(f"{line}{see} {context.command_path} --help" if context else line, err=True)
     return error.exit_code

@@ -37,7 +37,7 @@ def audit(
         what = folded("WHAT", at_least=20)
         print_table(["AT", folded("WHO", at_least=12), "ACTION", right("CHANGED"), what], map(_row, found))
     else:
-        remark("nothing was done, or what was done is forgotten")
+        remark("there are no entries; they are kept for 400 days")
     if len(found) == limit:
         remark_next_page(found[-1].action_id)
 

@@ -236,7 +236,7 @@ def job_uuid(job_id: UUID | str) -> UUID:
         if isinstance(job_id, Enqueued | JobInfo | Mapping):
             hint = "; give its id"
         elif isinstance(job_id, Iterable):
-            hint = "; each is an argument of its own: cancel(*ids)"
+            hint = "; each id is an argument of its own: (*ids)"
         raise TypeError(f"a job id is a UUID or its text, not {type(job_id).__name__}{hint}")
     try:
         return UUID(job_id)

@@ -271,7 +271,7 @@ class Job(_Statements, Generic[P]):
 
         Raises:
             OwnershipLost: another run owns the job by now; nothing was stored.
-            ValueError: ``progress`` is not between 0 and 1.
+            ValueError: ``progress`` is not a number between 0 and 1.
         """
         await self._ownership.update_progress(stage, progress, message)
 

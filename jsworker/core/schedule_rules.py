@@ -162,17 +162,20 @@ class Every(_Policies):
 
     def __post_init__(self) -> None:
         self.check_policies()
+        length, wanted = 0.0, "a step from 1 second to 366 days"
         try:
             length = self._step.total_seconds()
-        except (TypeError, ValueError, OverflowError):
-            length = 0.0
+        except TypeError:
+            wanted = f"numbers: {wanted}"
+        except (ValueError, OverflowError):
+            pass
         if not _SHORTEST_STEP <= length <= _LONGEST_STEP:
             given = ", ".join(
                 f"{name}={shown(value)}"
                 for name in ("seconds", "minutes", "hours", "days")
                 if (value := getattr(self, name))
             )
-            raise ValueError(f"Every({given}) must be a step from 1 second to 366 days, in numbers")
+            raise ValueError(f"Every({given}) must be {wanted}")
 
     @property
     def _step(self) -> timedelta:

@@ -100,7 +100,7 @@ def test_a_supervisor_loads_neither_servers_nor_pictures_nor_greenlets() -> None
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["jobz"], "No such command 'jobz'. Did you mean 'job', 'jobs'?; see jsworker --help"),
+        (["jobz"], "No such command 'jobz'. Did you mean 'job', 'jobs'? See jsworker --help"),
         (["--nonsense"], "No such option: --nonsense; see jsworker --help"),
         (["jobs", "--limit", "0"], "Invalid value for '--limit'"),
         (["jobs", "--status", "asleep"], "'asleep' is not one of 'scheduled', 'queued', 'processing'"),

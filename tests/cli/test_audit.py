@@ -12,7 +12,7 @@ from .commands import Cli
 
 def test_what_commands_did_is_listed(cli: Cli, sql: Sql) -> None:
     failed, waiting = insert_job(sql, "failed", last_error="OSError: full"), insert_job(sql)
-    assert cli("audit").err == "nothing was done, or what was done is forgotten\n"
+    assert cli("audit").err == "there are no entries; they are kept for 400 days\n"
     cli("retry", "--error", "full", "--kind", "count-lines", "--yes").ok()
     assert cli("cancel", waiting, insert_job(sql, "completed")).code == 1
     cli("priority", failed, "high").ok()

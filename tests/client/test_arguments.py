@@ -179,7 +179,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
     "a list of ids": (
         lambda client: client.cancel([uuid4()]),  # type: ignore[arg-type]
         TypeError,
-        r"^a job id is a UUID or its text, not list; each is an argument of its own: cancel\(\*ids\)$",
+        r"^a job id is a UUID or its text, not list; each id is an argument of its own: \(\*ids\)$",
     ),
     "a number for an id": (
         lambda client: client.get(7),  # type: ignore[arg-type]

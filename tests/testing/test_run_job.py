@@ -248,7 +248,7 @@ async def test_a_checkpoint_or_progress_that_would_be_refused_is_refused() -> No
             await job.update_progress(progress=job.payload["progress"])
             await job.save_checkpoint("x" * 20)
 
-    with pytest.raises(ValueError, match=r"progress=1\.5 must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"progress=1\.5 must be a number between 0 and 1"):
         await run_job(Bad, {"progress": 1.5})
     with pytest.raises(InvalidJson, match="JSWORKER_MAX_CHECKPOINT_BYTES=10"):
         await run_job(Bad, {"progress": 1}, settings=settings_with(max_checkpoint_bytes=10))

@@ -90,19 +90,19 @@ async def test_progress_is_stored_and_told_and_keeps_what_is_left_out(
     assert {event["job_id"] for event in told} == {str(job.id)}
 
 
-@pytest.mark.parametrize("progress", [-0.1, 1.1, math.nan, math.inf])
+@pytest.mark.parametrize("progress", [-0.1, 1.1, math.nan, math.inf, "50%"])
 async def test_progress_outside_its_range_is_refused_before_it_is_written(
-    client: JobClient, rows: Rows, start: StartWorker, progress: float
+    client: JobClient, rows: Rows, start: StartWorker, progress: Any
 ) -> None:
     async def process(job: Job[Any]) -> str:
-        with pytest.raises(ValueError, match="must be between 0 and 1") as refusal:
+        with pytest.raises(ValueError, match="must be a number between 0 and 1") as refusal:
             await job.update_progress(stage="never", progress=progress)
         return str(refusal.value)
 
     await start(scripted(process))
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "completed")
-    assert (row["result"], row["stage"]) == (f"progress={progress!r} must be between 0 and 1", None)
+    assert (row["result"], row["stage"]) == (f"progress={progress!r} must be a number between 0 and 1", None)
 
 
 async def test_the_next_run_finds_the_checkpoint(client: JobClient, rows: Rows, start: StartWorker) -> None:

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, TypeVar
 from uuid import UUID
 
 import tenacity
@@ -98,9 +98,9 @@ class Progress(NamedTuple):
 
 
 def checked_progress(stage: str | None, progress: float | None, message: str | None) -> Progress:
-    """Return a progress report as it is stored; raise ValueError if ``progress`` is not from 0 to 1."""
-    if progress is not None and not 0 <= progress <= 1:
-        raise ValueError(f"progress={progress!r} must be between 0 and 1")
+    """Return a progress report as it is stored; raise ValueError if ``progress`` is no number from 0 to 1."""
+    if progress is not None and not (isinstance(progress, SupportsFloat) and 0 <= progress <= 1):
+        raise ValueError(f"progress={progress!r} must be a number between 0 and 1")
     return Progress(_text(stage, _STAGE_CHARACTERS), progress, _text(message, _MESSAGE_CHARACTERS))
 
 
