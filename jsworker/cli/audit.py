@@ -19,7 +19,8 @@ def audit(
     *,
     limit: Limit = 50,
     after: Annotated[
-        UUID | None, option("ID", "Go on behind this action; --json shows its id.", parser=whole_id)
+        UUID | None,
+        option("ID", "Continue the list after this action; --json shows its id.", parser=whole_id),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -46,7 +46,9 @@ def dead_messages(
     everything: Annotated[bool, flag("All of them, instead of ids.", "--all")] = False,
     yes: Yes = False,
     limit: Limit = 50,
-    after: Annotated[int | None, option("ID", "Go on behind this message.", min=0, max=_MOST_ID)] = None,
+    after: Annotated[
+        int | None, option("ID", "Continue the list after this message.", min=0, max=_MOST_ID)
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """List, replay or drop messages that no worker could use.

@@ -57,19 +57,22 @@ def enqueue(
     run_at: Annotated[
         str | None, option("TIME", "Due then: ISO 8601 with a zone, instead of --delay.")
     ] = None,
-    expires_in: Annotated[float | None, option("SECONDS", "Cancelled then, unless it has begun.")] = None,
+    expires_in: Annotated[
+        float | None, option("SECONDS", "Cancel the job if it has not begun by then.")
+    ] = None,
     unique: Annotated[
-        Unique | None, option("SCOPE", "Of the key: live (default), or waiting: one may wait and one run.")
+        Unique | None,
+        option("SCOPE", "Of the key: live (default), or waiting: one job may wait beside one that runs."),
     ] = None,
     unique_for: Annotated[
-        float | None, option("SECONDS", "At most one of the key in so long, ended ones included.")
+        float | None, option("SECONDS", "At most one job of the key in this time, ended ones included.")
     ] = None,
     debounce: Annotated[
         float | None,
-        option("SECONDS", "Due then; the one of the key that waits takes the payload and its wait."),
+        option("SECONDS", "Due then; a waiting job of the key takes this payload, and waits anew."),
     ] = None,
     debounce_max: Annotated[
-        float | None, option("SECONDS", "Due then at the latest, from the first on.")
+        float | None, option("SECONDS", "With --debounce: due at the latest so long after the first enqueue.")
     ] = None,
     source: Annotated[
         str | None,

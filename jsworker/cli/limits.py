@@ -54,7 +54,7 @@ def list_limits(
         bool, flag("Also keys at rest: nothing runs, is held, set or paused.", "--all")
     ] = False,
     limit: options.Limit = 1_000,
-    after: Annotated[str | None, option("KIND:KEY", "Go on behind this line.")] = None,
+    after: Annotated[str | None, option("KIND:KEY", "Continue the list after this line.")] = None,
     as_json: Json = False,
 ) -> None:
     """List limits, rates and pauses, with the jobs that run and are held now.

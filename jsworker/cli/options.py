@@ -151,7 +151,7 @@ Output = Annotated[
 Json = Annotated[bool, flag("Print JSON, field names = column names.", "--json")]
 JsonObject = Annotated[bool, flag("Print a JSON object.", "--json")]
 Limit = Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Show at most so many.")]
-After = Annotated[UUID | None, option("ID", "Go on behind this job.", parser=job_id)]
+After = Annotated[UUID | None, option("ID", "Continue the list after this job.", parser=job_id)]
 Watch = Annotated[bool, flag("Show it again and again, until Ctrl-C.", "--watch", "-w")]
 Interval = Annotated[
     float, typer.Option(min=0.2, max=3600.0, metavar="SECONDS", help="Between two looks of --watch.")

@@ -28,7 +28,7 @@ from jsworker.core.targets import working_directory
 _ALIASES = {"watchdog_timeout": ["--heartbeat-timeout"]}
 _MARKDOWN = re.compile(r"[\\`*_<]")
 _PANELS = {
-    "database_url": "Servers and logins (better set by variables: options show in lists of processes)",
+    "database_url": "Servers and logins (better as variables: ps shows options)",
     "stream": "Stream",
     "concurrency": "Jobs",
     "heartbeat_interval": "Recovery",

@@ -54,7 +54,7 @@ def _schedules(context: typer.Context, *, as_json: Json = False) -> None:
 def list_schedules(
     *,
     limit: Limit = 1_000,
-    after: Annotated[str | None, option("NAME", "Go on behind this schedule.")] = None,
+    after: Annotated[str | None, option("NAME", "Continue the list after this schedule.")] = None,
     as_json: Json = False,
 ) -> None:
     """List schedules, the next one due first.

@@ -39,7 +39,7 @@ app = new_app()
 def status(
     *,
     limit: options.Limit = 50,
-    after: Annotated[str | None, option("KIND", "Go on behind this kind.")] = None,
+    after: Annotated[str | None, option("KIND", "Continue the list after this kind.")] = None,
     watch: options.Watch = False,
     interval: options.Interval = 2.0,
     as_json: options.JsonObject = False,

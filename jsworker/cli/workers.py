@@ -36,7 +36,7 @@ def workers(
     *,
     stack: Stack = False,
     limit: Limit = 50,
-    after: Annotated[str | None, option("ID", "Go on behind this worker.")] = None,
+    after: Annotated[str | None, option("ID", "Continue the list after this worker.")] = None,
     as_json: Json = False,
 ) -> None:
     """List workers, the last seen first.

@@ -67,7 +67,7 @@ def _workflow() -> None:
 def list_workflows(
     *,
     limit: Limit = 50,
-    after: Annotated[str | None, option("ID", "Go on behind this workflow.")] = None,
+    after: Annotated[str | None, option("ID", "Continue the list after this workflow.")] = None,
     as_json: Json = False,
 ) -> None:
     """List workflows, the newest first.

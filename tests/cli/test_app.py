@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from jsworker import __version__
-from jsworker.cli import app
+from jsworker.cli import app, run
 
 from .commands import COMMAND, Cli, Terminal
 
@@ -135,6 +135,12 @@ def test_bytes_that_are_not_utf8_are_refused_by_the_name_of_the_option(cli: Cli,
     name, _, rule = line.partition(" ")
     assert rule == "must be text in UTF-8"
     assert name in {"WORKER", "NAME", "ID"} or f"{name}{'=' if '=' in arguments else ' '}X" in arguments
+
+
+def test_titles_in_the_help_fit_a_terminal_of_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = cli("run", "--help").ok().out
+    assert [panel for panel in run._PANELS.values() if f"─ {panel} ─" not in found] == []
 
 
 def test_help_fits_a_terminal_of_100_columns(tmp_path: Path) -> None:
