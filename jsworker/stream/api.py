@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import nats.errors
@@ -26,7 +27,7 @@ T = TypeVar("T")
 Asked = TypeVar("Asked")
 
 _SECONDS: Final = 5.0
-_MOST_SUBJECTS: Final = 500  # publishers may invent any number
+_MOST_ASKED: Final = 500  # consumers, by the names that subjects have: publishers may invent any number
 _ASKED_AT_ONCE: Final = 20
 _LIST_SECONDS: Final = 10.0  # for all pages; a cluster that misses a server takes four seconds for each
 _PAGE: Final = 256  # consumers that a server lists at once
@@ -217,19 +218,20 @@ class JetStreamApi:
         return found
 
     async def unconsumed(self, kinds: Collection[str] = ()) -> dict[str, int]:
-        """Return kinds (or any word of a publisher) whose messages no consumer takes; of very many, some.
+        """Return kinds (or any word of a publisher) whose messages no consumer takes, and their numbers.
 
         A priority other than normal follows behind a dot: ``KIND.high``. Where consumers may not be listed,
-        those of these messages and of ``kinds`` are known; if there are others, none is returned. A refusal
-        to list them is not asked for again on the same connection.
+        those of 500 of these messages' subjects and of ``kinds`` are known; if there are others, none is
+        returned. A refusal to list them is not asked for again on the same connection. Of more than 100,000
+        subjects, the server's answer names some.
         """
         info = await self.stream_info(subjects_filter=self.subject_of(">"))
         counted = {
             subject.removeprefix(self.subject_of("")): messages
-            for subject, messages in sorted((info.state.subjects or {}).items())[:_MOST_SUBJECTS]
+            for subject, messages in sorted((info.state.subjects or {}).items())
         }
         names = {place: _consumer_at(place) for place in counted if lane_at(place) is not None}
-        found = await self._found(filter(None, names.values()))
+        found = await self._found(islice(filter(None, names.values()), _MOST_ASKED))
         without = [place for place, name in names.items() if name not in found]
         many = info.state.consumer_count
         if without and len(found) < many:  # others may take them

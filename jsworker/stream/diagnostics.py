@@ -142,7 +142,7 @@ class Inspector(JetStreamApi):
         return found if found != self.name else None
 
     async def unconsumed_subjects(self) -> dict[str, int]:
-        """Return subjects whose messages no consumer takes, and how many they are; of very many, some."""
+        """Return subjects whose messages no consumer takes, and how many they are, as ``unconsumed`` does."""
         return {self.subject_of(kind): messages for kind, messages in (await self.unconsumed()).items()}
 
     async def refused(self, workers: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Messages that no consumer takes: removed after a while, unless jobs of their kind wait."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,20 @@ async def test_messages_of_jobs_that_wait_are_left_alone(alone: Alone, client: J
     await client.cancel(job.id)
     await alone.step_after(4000.0)
     assert await alone.left() == 0
+
+
+async def test_kinds_whose_jobs_wait_keep_no_other_from_its_removal(alone: Alone, client: JobClient) -> None:
+    await asyncio.gather(*(client.enqueue(f"a-{number}", {}) for number in range(500)))
+
+    async def published() -> None:
+        assert await alone.left() == 500
+
+    await eventually(published)
+    await alone.publish("z", times=2)
+    assert (await alone.stream.unconsumed())["z"] == 2
+    await alone.unconsumed.step()
+    await alone.step_after(3700.0)
+    assert await alone.left() == 500
 
 
 async def test_a_subject_that_gets_its_consumer_is_forgotten(alone: Alone) -> None:

@@ -27,6 +27,8 @@ _LEFT_SECONDS: Final = 3600.0
 """A subject without a consumer is purged after so long: its worker may just be starting."""
 _MOST_KINDS: Final = 200
 """The most kinds of other workers whose consumers are looked for by name."""
+_ASKED_AT_ONCE: Final = 500  # kinds, whether jobs of them are queued
+_MOST_REMOVED: Final = 500  # subjects in one look, each with a request and a log line of its own
 
 FILES_SECONDS: Final = 5.0
 FILES_EXHAUSTED: Final = f"{NO_FILES}: it claims no jobs until a tenth of them is closed"
@@ -189,9 +191,12 @@ class Unconsumed:
         }
         kind_of = {place: place.partition(".")[0] for place in due}
         names = sorted({kind for kind in kind_of.values() if is_kind(kind)})
-        waiting = await republish.queued_kinds(self._context.database, kinds=names) if names else set()
+        waiting: set[str] = set()
+        for first in range(0, len(names), _ASKED_AT_ONCE):
+            asked = names[first : first + _ASKED_AT_ONCE]
+            waiting |= await republish.queued_kinds(self._context.database, kinds=asked)
         removed: list[str] = []
-        for kind in [each for each in due if kind_of[each] not in waiting]:
+        for kind in [each for each in due if kind_of[each] not in waiting][:_MOST_REMOVED]:
             if not stream.is_own:  # the connection was lost since the look
                 break
             with self._context.complaints.of_stream(_REMOVAL):  # others can still be removed
