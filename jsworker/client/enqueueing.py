@@ -377,9 +377,10 @@ class SharedInserts:
         if job.unique_key is None and job.terms is None and self._under_way:
             if kind not in self._kinds:
                 name, write = f"inserts of {kind}", partial(self._write, kind)
-                # Not in the context of the first request, which would be kept for good.
+                idle = partial(self._kinds.pop, kind)  # producers may invent any number of kinds
+                # Not in the context of the first request, in which all would be written.
                 self._kinds[kind] = self._context.run(
-                    Batcher, name, write, limit=_SHARED_BATCH, died=self._died
+                    Batcher, name, write, limit=_SHARED_BATCH, died=self._died, idle=idle
                 )
             answer = await self._kinds[kind].submit(job)
             if isinstance(answer, JsworkerError):
@@ -393,7 +394,7 @@ class SharedInserts:
 
     async def flush(self) -> None:
         """Wait until all inserts in batches have been answered."""
-        for batches in self._kinds.values():
+        for batches in list(self._kinds.values()):
             await batches.flush()
 
     async def _alone(self, kind: str, job: NewJob) -> Enqueued:

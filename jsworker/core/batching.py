@@ -36,12 +36,14 @@ class Batcher(Generic[ItemT, AnswerT]):
         limit: int,
         died: Callable[[str, BaseException], None],
         linger: float = 0.0,
+        idle: Callable[[], object] = lambda: None,
     ) -> None:
         self._name = name
         self._write = write
         self.limit = limit
         self._died = died
         self._linger = linger
+        self._idle = idle
         self._context = copy_context()  # not the context of a submitter, which may be a job's
         self._hurry = asyncio.Event()
         self._waiting: deque[tuple[ItemT, _Taker[AnswerT]]] = deque()
@@ -107,6 +109,7 @@ class Batcher(Generic[ItemT, AnswerT]):
                 batch = [self._waiting.popleft() for _ in range(min(self.limit, ready))]
                 ready -= len(batch)
                 await self._write_batch(batch)
+        self._idle()
 
     async def _write_batch(self, batch: Sequence[tuple[ItemT, _Taker[AnswerT]]]) -> None:
         try:

@@ -180,3 +180,22 @@ async def test_a_shared_statement_is_written_in_the_context_of_no_request(
         await asyncio.gather(*(serve(number) for number in range(JOBS)))
     assert set(seen) == {"none"}
     assert await rows.value("SELECT count(*) FROM jsworker.jobs") == JOBS
+
+
+async def test_a_kind_is_forgotten_once_its_jobs_are_inserted(client: JobClient, rows: Rows) -> None:
+    """Producers may invent any number of kinds."""
+    await rows.query("BEGIN")
+    await rows.query("LOCK TABLE jsworker.jobs IN SHARE MODE")
+    calls = [asyncio.create_task(client.enqueue(f"kind-{n % 20}", {})) for n in range(40)]
+
+    async def shared() -> None:
+        assert client._inserts._kinds
+
+    await eventually(shared)
+    for given_up in calls[::4]:
+        given_up.cancel()
+    await rows.query("COMMIT")
+    await asyncio.gather(*calls, return_exceptions=True)
+    await client._inserts.flush()
+    assert not client._inserts._kinds
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs") >= 30
