@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.exit_codes import WRONG_USAGE
+from jsworker.core.exit_codes import FAILED, WRONG_USAGE
 from jsworker.core.settings import Settings
 from jsworker.supervisor import messages
 from jsworker.supervisor.child_process import Child, Death, KillReason, reap_orphans
@@ -70,7 +70,7 @@ class Supervisor:
         self._stopping = False
         self._code = 0
         self._words: str | None = None
-        self._woke_at = -_MARGIN_SECONDS
+        self._woke_at, self._paused = -_MARGIN_SECONDS, 0.0
         self._ended_before = 0  # runs of children that have died
         self._shows_work = shows_work
         self._logger = own_logger()
@@ -195,7 +195,7 @@ class Supervisor:
         self._round = self._loop.call_later(self._round_seconds, self._go_round)
         now = boottime()
         if self._stood_still():
-            self._woke_at = now
+            self._woke_at, self._paused = now, now - self._heard_at
         self._heard_at = now
         for child in self._children():
             child.link.hear()
@@ -233,7 +233,13 @@ class Supervisor:
         well = self._stopping and (code == 0 or (code == -signal.SIGTERM and not child.holds_jobs))
         if not well and not (unfit and alone):
             log = self._logger.error if unfit else self._logger.warning
-            log("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
+            reason, pause = child.last_words, self._pause()
+            if reason is None and code == FAILED and pause > self._settings.watchdog_timeout:
+                reason = (
+                    f"its supervisor stood still for {pause:.0f} s: a process that stands still, too, "
+                    "for longer than twice JSWORKER_WATCHDOG_TIMEOUT ends itself"
+                )
+            log("child.died", **child.facts(), how=child.ending(), reason=reason)
             if not self._stopping:
                 ended_by_itself: Death = "killed" if code < 0 else "exited"
                 self._deaths[child.kill_reason.how if child.kill_reason else ended_by_itself] += 1
@@ -260,8 +266,7 @@ class Supervisor:
             return
         # If the parent stood still until a moment ago, the whole machine probably did. Perhaps because a job
         # took all memory, for which the kernel kills: jobs of a killed process are innocent only once.
-        just_woke = boottime() - self._woke_at < _MARGIN_SECONDS or self._stood_still()
-        innocent = self._stopping or (just_woke and child.exit_code not in _OWN_ENDS)
+        innocent = self._stopping or (self._pause() > 0.0 and child.exit_code not in _OWN_ENDS)
         reason = f"its process ended: {child.ending()}"
         kill = child.kill_reason or KillReason("killed", reason, counted=not innocent)
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
@@ -280,6 +285,13 @@ class Supervisor:
 
     def _stood_still(self) -> bool:
         return boottime() - self._heard_at > _ASLEEP_ROUNDS * self._round_seconds
+
+    def _pause(self) -> float:
+        """Return for how many seconds the parent stood still until a moment ago; 0: it did not."""
+        now = boottime()
+        if self._stood_still():
+            return now - self._heard_at
+        return self._paused if now - self._woke_at < _MARGIN_SECONDS else 0.0
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         self._signals += 1

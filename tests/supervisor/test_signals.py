@@ -135,6 +135,21 @@ async def test_a_hung_child_does_not_outlive_its_parent_for_ever(
     assert "Timeout (" in parent.log  # faulthandler's own words
 
 
+async def test_a_child_that_ended_itself_while_its_parent_was_frozen_is_told_with_the_reason(
+    supervise: Supervise, client: JobClient
+) -> None:
+    parent = supervise("HoldsGil")
+    pids = await parent.ready()
+    await client.enqueue("holds-gil", {})
+    await parent.says("keeps the interpreter")
+    parent.send(signal.SIGSTOP)
+    await are_gone(pids)
+    parent.send(signal.SIGCONT)
+    died, *_ = await parent.tells("child.died")
+    assert died["how"] == "exit code 1"
+    assert "its supervisor stood still for" in died["reason"]
+
+
 async def test_a_parent_that_was_frozen_kills_nobody(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
