@@ -1,7 +1,7 @@
 """All jobs that match conditions: counted, or changed batch by batch, with an entry in the audit log."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -66,18 +66,21 @@ class BulkOutcome:
         action_id: the id of its entry in the audit log.
         matched: the number of jobs that matched.
         changed: the number of jobs that were changed.
+        requested: how many of these still run, because ``cancel`` only asks running jobs to stop.
         refused: the reasons why jobs were not changed, by job id, for the first hundred.
     """
 
     action_id: UUID
     matched: int = 0
     changed: int = 0
+    requested: int = 0
     refused: dict[UUID, str] = field(default_factory=dict)
 
-    def add(self, changed: int, refused: Mapping[UUID, str]) -> None:
+    def add(self, done: Changed) -> None:
         """Add the results of a batch."""
-        self.changed += changed
-        for job_id, why in refused.items():
+        self.changed += len(done.changed)
+        self.requested += done.requested
+        for job_id, why in done.refused.items():
             if len(self.refused) < _MOST_NAMED:
                 self.refused[job_id] = why
 
@@ -117,7 +120,7 @@ class SelectedJobs:
             done = await control.cancel(
                 self._database, _ids(found), statuses=chosen.statuses, age=chosen.age, entry=entry
             )
-            return Changed(done.cancelled + done.requested, done.refused)
+            return Changed(done.cancelled + done.requested, done.refused, len(done.requested))
 
         return await self._act("cancel", LIVE, act, actor)
 
@@ -174,7 +177,7 @@ class SelectedJobs:
                         outcome.matched += len(found)
                         for start in range(0, len(found), listing.PAGE):
                             done = await act(found[start : start + listing.PAGE], entry)
-                            outcome.add(len(done.changed), done.refused)
+                            outcome.add(done)
             except asyncio.CancelledError:
                 await entry.interrupt(self._database, matched=outcome.matched)
                 raise

@@ -33,7 +33,7 @@ from jsworker.core.errors import (
     WorkflowNotFound,
 )
 from jsworker.core.exit_codes import lines_of
-from jsworker.core.names import shown
+from jsworker.core.names import printable, shown
 from jsworker.core.processor import JobProcessor
 from jsworker.dashboard.access import (
     HEADERS,
@@ -349,7 +349,7 @@ def _question(visit: Visit, tokens: CsrfTokens, question: Question) -> Response:
 
 def _redirect(done: Done) -> Response:
     response = RedirectResponse(done.to, 303)
-    says = quote(done.says.replace("\u202f", " ")[:_LONGEST_REPORT])  # between thousands; the page escapes it
+    says = quote(printable(done.says.replace("\u202f", " "), _LONGEST_REPORT))  # the space in thousands
     response.set_cookie(_REPORT, says, path="/", max_age=_REPORT_SECONDS, httponly=True, samesite="strict")
     return response
 
@@ -365,7 +365,7 @@ def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:
         access=access,
         root=request.scope[_ROOT],
         csrf=tokens.token(access),
-        report=unquote(request.cookies.get(_REPORT, ""))[:_LONGEST_REPORT],
+        report=printable(unquote(request.cookies.get(_REPORT, "")), _LONGEST_REPORT),
     )
     return visit, tokens
 

@@ -86,10 +86,12 @@ class Done:
     to: str
 
     @classmethod
-    def of_several(cls, changed: str, refused: Sequence[str], to: str) -> Self:
-        """Return the result of an action on several, with the first of the reasons why some were refused."""
-        if refused:
-            changed += f"; {number(len(refused))} refused: {'; '.join(refused[:_REASONS])}"
+    def of_several(cls, changed: str, left: int, why: Sequence[str], to: str) -> Self:
+        """Return the result of an action on several: how many were left alone, and the first reasons why."""
+        if left:
+            changed += f"; {number(left)} left alone"
+        if why:
+            changed += f": {'; '.join(why[:_REASONS])}" + ("; …" if left > _REASONS else "")
         return cls(changed, to)
 
 

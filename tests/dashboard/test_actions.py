@@ -1,4 +1,5 @@
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -7,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from jsworker import JobClient
+from jsworker.client import selected_jobs
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.selected_jobs import count_jobs
 from jsworker.core.job import Job
@@ -86,6 +88,35 @@ async def test_thousands_are_told_as_they_were_asked_for(viewer: Viewer, put: Pu
     assert "1 201 jobs retried" in (await viewer.press(question, "Retry 1 201 jobs")).text
 
 
+async def test_all_that_were_left_alone_are_counted(
+    viewer: Viewer, put: PutJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selected_jobs, "_MOST_NAMED", 3)
+    for number in range(5):
+        await put("failed", kind="crop", unique_key=f"order:{number}")
+        await put("queued", kind="crop", unique_key=f"order:{number}")
+    await put("failed", kind="crop")
+    page = await viewer.press(await viewer.see("/jobs/retry?all=yes&kind=crop"), "Retry 6 jobs")
+    assert "1 job retried; 5 left alone: job " in page.text
+    why = r"job [0-9a-f-]{36} cannot be retried: a live job holds its unique key"
+    assert re.search(f"{why}; {why}; …", page.text)
+
+
+@pytest.mark.parametrize("chosen", ["ticked", "all"])
+async def test_running_jobs_are_told_apart_from_cancelled_ones(
+    viewer: Viewer, put: PutJob, rows: Rows, chosen: str
+) -> None:
+    running, *waiting = [await put(each) for each in ("processing", "queued", "scheduled")]
+    page = await viewer.see("/jobs")
+    ids = {"id": [str(each) for each in (running, *waiting)]}
+    question = await viewer.press(page, "Cancel", ids if chosen == "ticked" else {"all": "yes"})
+    page = await viewer.press(question, "Cancel 3 jobs")
+    assert "2 jobs cancelled, 1 asked to stop" in page.text
+    assert "left alone" not in page.text
+    found = await rows.job(running)
+    assert (found["status"], found["cancel_requested"]) == ("processing", True)
+
+
 async def test_jobs_that_are_enqueued_after_the_question_are_left_alone(
     viewer: Viewer, put: PutJob, rows: Rows, client: JobClient
 ) -> None:
@@ -160,7 +191,7 @@ async def test_a_run_that_began_after_the_question_is_not_taken_back(
     question = await viewer.see(f"/jobs/{job_id}/clear")
     await rows.query("UPDATE jsworker.jobs SET fencing_token = fencing_token + 1 WHERE id = %s", job_id)
     page = await viewer.press(question, "Take back", {"reason": "it hangs"})
-    assert "0 jobs taken back; 1 refused" in page.text
+    assert "0 jobs taken back; 1 left alone" in page.text
     assert "has begun another run" in page.text
     assert (await rows.job(job_id))["status"] == "processing"
     for seen in ("x", f"{job_id}:processing:-1", f"{job_id}:processing:{10**20}", f"{job_id}:x:1"):
@@ -178,7 +209,7 @@ async def test_a_job_that_others_have_acted_on_since_the_question_is_not_retried
     await client.cancel(cancelled)
     await rows.query("UPDATE jsworker.jobs SET fencing_token = fencing_token + 1 WHERE id = %s", ran)
     page = await viewer.press(question, "Retry 3 jobs")
-    assert "1 job retried; 2 refused" in page.text
+    assert "1 job retried; 2 left alone" in page.text
     assert f"job {cancelled} is cancelled, and was acted on or has run since you were asked" in page.text
     found = [(await rows.job(each))["status"] for each in (cancelled, ran, failed)]
     assert found == ["cancelled", "failed", "queued"]
@@ -206,7 +237,7 @@ async def test_what_is_not_possible_any_more_is_said(viewer: Viewer, put: PutJob
         "UPDATE jsworker.jobs SET status = 'cancelled', finished_at = clock_timestamp() WHERE id = %s", job_id
     )
     page = await viewer.press(question, "Cancel")
-    assert "0 jobs cancelled; 1 refused" in page.text
+    assert "0 jobs cancelled; 1 left alone" in page.text
     assert "is cancelled already" in page.text
 
 
@@ -220,10 +251,11 @@ async def test_a_job_that_another_transaction_keeps_locked_is_named(
         page = await viewer.see("/jobs", kind="crop")
         question = await viewer.press(page, "Cancel", {"all": "yes"})
         page = await viewer.press(question, "Cancel 2 jobs")
-        assert f"1 job cancelled; 1 refused: job {job_id} cannot be cancelled: {reason}" in page.text
+        left = f"1 left alone: job {job_id} cannot be cancelled: {reason}"
+        assert f"0 jobs cancelled, 1 asked to stop; {left}" in page.text
         question = await viewer.see(f"/jobs/{job_id}/clear")
         page = await viewer.press(question, "Take back", {"reason": "it hangs"})
-        assert f"0 jobs taken back; 1 refused: job {job_id} cannot be taken back: {reason}" in page.text
+        assert f"0 jobs taken back; 1 left alone: job {job_id} cannot be taken back: {reason}" in page.text
     assert (await rows.job(other))["cancel_requested"]
 
 
@@ -234,7 +266,7 @@ async def test_two_who_act_at_once_change_a_job_once(client: JobClient, put: Put
     pressed = zip(tabs, questions, strict=True)
     pages = await asyncio.gather(*(each.press(question, "Retry") for each, question in pressed))
     assert sorted("1 job retried" in page.text for page in pages) == [False, False, False, True]
-    assert sum("0 jobs retried; 1 refused" in page.text for page in pages) == 3
+    assert sum("0 jobs retried; 1 left alone" in page.text for page in pages) == 3
     assert sorted(each.changed for each in await client.audit()) == [0, 0, 0, 1]
     assert await rows.value("SELECT count(*) FROM jsworker.job_events WHERE event = 'retried'") == 1
 

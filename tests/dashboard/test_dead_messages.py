@@ -34,7 +34,7 @@ async def test_replay_and_drop(rows: Rows, settings: Settings, js: JetStreamCont
         assert EVIL in page.text
         question = await viewer.see(f"/dead-messages/replay?id={good}&id={foreign}")
         page = await viewer.press(question, "Replay 2 messages")
-        assert f"1 message replayed; 1 refused: message {foreign} came from" in page.text
+        assert f"1 message replayed; 1 left alone: message {foreign} came from" in page.text
         stored = await js.get_last_msg(settings.stream, subject)
         assert stored.data == b"{}"
         question = await viewer.see("/dead-messages/drop?all=yes")
@@ -42,7 +42,7 @@ async def test_replay_and_drop(rows: Rows, settings: Settings, js: JetStreamCont
         assert "2 messages dropped" in page.text
         assert "There are no dead messages." in page.text
         question = await viewer.see(f"/dead-messages/drop?id={other}")
-        assert "1 refused" in (await viewer.press(question, "Drop")).text
+        assert "1 left alone" in (await viewer.press(question, "Drop")).text
         await viewer.see("/dead-messages/drop", 400)
         await viewer.see("/dead-messages/drop?id=x", 400)
         await viewer.http.aclose()
@@ -82,7 +82,7 @@ async def test_messages_that_nats_did_not_take_are_left_and_counted(
     async with JobClient(settings) as client:
         viewer = Viewer(dashboard(client))
         page = await viewer.press(await viewer.see("/dead-messages/replay?all=yes"), "Replay 5 messages")
-        assert f"2 messages replayed; 3 refused: message {ids[2]}: stream {settings.stream}: " in page.text
+        assert f"2 messages replayed; 3 left alone: message {ids[2]}: stream {settings.stream}: " in page.text
         await viewer.http.aclose()
         [action] = await client.audit()
     assert (action.action, action.matched, action.changed) == ("dead_messages.replay", 5, 2)

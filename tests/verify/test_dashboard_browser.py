@@ -387,7 +387,7 @@ def test_back_from_an_action_on_ticked_jobs_leads_to_its_question(browser: Brows
     browser.driver.ask("POST", "/back")
     browser.shows("Cancel 1 job?", str(waiting))
     browser.press("Cancel 1 job")
-    browser.shows("0 jobs cancelled; 1 refused", "is cancelled already")
+    browser.shows("0 jobs cancelled; 1 left alone", "is cancelled already")
 
 
 def test_a_double_click_enqueues_one_job(browser: Browser, shop: Shop) -> None:

@@ -54,7 +54,7 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
         outcomes = [outcome async for outcome in replaying]
     refused = [outcome.refusal for outcome in outcomes if outcome.refusal is not None]
     changed = f"{plural(len(outcomes) - len(refused), 'message')} {VERBS[verb][1]}"
-    return Done.of_several(changed, refused, visit.url("dead-messages"))
+    return Done.of_several(changed, len(refused), refused, visit.url("dead-messages"))
 
 
 async def _ids(visit: Visit, form: FormData) -> list[int]:

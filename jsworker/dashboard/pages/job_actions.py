@@ -17,7 +17,7 @@ from jsworker.client.selected_jobs import (
 from jsworker.client.terms import instant_of
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import PRIORITIES, priority_number
-from jsworker.dashboard.filters import plural
+from jsworker.dashboard.filters import number, plural
 from jsworker.dashboard.pages.jobs import NAMES, POSSIBLE, JobSearch, instant
 from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter, is_short_number
 from jsworker.ownership.queries import listing
@@ -102,16 +102,22 @@ def _in_words(filters: Sequence[tuple[str, str]]) -> str:
 
 async def act(verb: str, visit: Visit, form: FormData) -> Done:
     """Act on jobs, and say how many were changed."""
-    changed, refused, ids = 0, list[str](), _ids(visit, form)
+    ids = _ids(visit, form)
     if ids:
-        done = await _act_on(visit, verb, ids, form)
-        changed, refused = len(done.changed), [*done.refused.values()]
+        outcomes = [await _act_on(visit, verb, ids, form)]
     else:
         how = _how(verb, form)
-        for selected in _selected(verb, visit, form):
-            some = await _ACTS[verb](selected, *(() if how is None else (how,)), actor=visit.access.name)
-            changed, refused = changed + some.changed, [*refused, *some.refused.values()]
-    return Done.of_several(f"{plural(changed, 'job')} {VERBS[verb][1]}", refused, _back(visit, form))
+        outcomes = [
+            await _ACTS[verb](selected, *(() if how is None else (how,)), actor=visit.access.name)
+            for selected in _selected(verb, visit, form)
+        ]
+    changed, requested = sum(each.changed for each in outcomes), sum(each.requested for each in outcomes)
+    says = f"{plural(changed - requested, 'job')} {VERBS[verb][1]}"
+    if requested:
+        says += f", {number(requested)} asked to stop"
+    left = sum(each.matched for each in outcomes) - changed
+    why = [reason for each in outcomes for reason in each.refused.values()]
+    return Done.of_several(says, left, why, _back(visit, form))
 
 
 _ACTS: Final[Mapping[str, Callable[..., Awaitable[BulkOutcome]]]] = {
@@ -123,7 +129,7 @@ _ACTS: Final[Mapping[str, Callable[..., Awaitable[BulkOutcome]]]] = {
 }
 
 
-async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) -> Changed:
+async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) -> BulkOutcome:
     """Act on jobs that are named by their ids, with one entry in the audit."""
     how = _how(verb, form)
     client, database = visit.site.client, visit.site.client.database
@@ -150,7 +156,8 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
             ended = {each: f"job {each} is {status} already" for each, status in cancelled.final.items()}
             unknown = {each: f"job {each} does not exist" for each in cancelled.unknown}
             changed = [*cancelled.cancelled, *cancelled.requested]
-            done = Changed(changed, cancelled.refused | ended | unknown)
+            refused = cancelled.refused | ended | unknown
+            done = Changed(changed, refused, requested=len(cancelled.requested))
         case _:
             then, now = _seen(form), await listing.look_up(database, list(ids))
             running = [
@@ -170,7 +177,9 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
             done = Changed([*resets], why)
     await entry.end(database, matched=len(ids))
     client.publisher.publish_in_background()  # of others more may wait than a browser does
-    return done
+    outcome = BulkOutcome(entry.action_id, matched=len(ids))
+    outcome.add(done)
+    return outcome
 
 
 def _for_audit(verb: str, how: Any) -> dict[str, str]:

@@ -80,10 +80,12 @@ class Changed:
     Attributes:
         changed: jobs that were changed.
         refused: jobs that could not be changed, each with the reason.
+        requested: how many of the changed ones run on: their owners were only asked to stop.
     """
 
     changed: list[UUID]
     refused: dict[UUID, str]
+    requested: int = 0
 
     def check(self) -> None:
         """Raise TransitionRefused with the reason if a job was refused."""
