@@ -114,7 +114,9 @@ async def test_ages_are_by_postgresqls_clock(settings: Settings, sql: Sql, hours
         page = await viewer.see(f"/jobs/{job_id}")
         assert "Running for 25 m" in page.text
         assert "Last heartbeat 25 m ago" in page.text
-        assert "least 0, most 7" in (await viewer.see("/")).text  # of the last hour
+        overview = await viewer.see("/")
+        assert "least 0, most 7" in overview.text  # of the last hour
+        assert "cancelled while running, or expired: last 0, least 0, most 0." in overview.text
         await viewer.http.aclose()
 
 

@@ -59,7 +59,12 @@ def charts(figures: Mapping[datetime, KindFigures], now: datetime) -> list[Marku
         Series("completed", [each.completed for each in found], "look-completed"),
         Series("failed attempts", [each.errors for each in found], "look-queued"),
         Series("failed for good", [each.failed for each in found], "look-failed"),
-        Series("cancelled", [each.cancelled + each.expired for each in found], "look-cancelled"),
+        # A job that is cancelled while it waits has no worker that would count it.
+        Series(
+            "cancelled while running, or expired",
+            [each.cancelled + each.expired for each in found],
+            "look-cancelled",
+        ),
     ]
     return [
         time_chart("Ended per minute", times, ended, form="bars"),
