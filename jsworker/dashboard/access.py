@@ -166,11 +166,16 @@ class CsrfTokens:
 
 def is_own_origin(request: Request) -> bool:
     """Return whether a browser sent the request from a page of the same host."""
-    origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
     if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False
+    return is_own_address(request, request.headers.get("origin", ""))
+
+
+def is_own_address(request: Request, address: str) -> bool:
+    """Return whether an address is one of the host to which the request was sent."""
+    host = request.headers.get("host", "")
     try:
-        found = urlsplit(origin)
+        found = urlsplit(address)
     except ValueError:
         return False
     # The scheme is not compared: a proxy in front of the dashboard may use another one.

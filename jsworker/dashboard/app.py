@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +43,7 @@ from jsworker.dashboard.access import (
     CsrfTokens,
     access_of,
     host_name,
+    is_own_address,
     is_own_origin,
     refusal,
 )
@@ -287,7 +289,8 @@ async def _act(action: ActionRoute, request: Request) -> Response:
     """Ask before an action; or check that a form is the viewer's own, and act if it is confirmed."""
     visit, tokens = _visit(request, action.name)
     if not visit.may(action.right):
-        return refusal(403, f"you may not do this: {action.right}")
+        raise HTTPException(403, f"you may not do this: {action.right}")
+    wrong = ""
     if request.method == "POST":
         if (refused := _refused_unread(request)) is not None:
             return refused
@@ -296,14 +299,17 @@ async def _act(action: ActionRoute, request: Request) -> Response:
             return _error(visit, 403, _OF_ANOTHER_SESSION)
         _check_text(form.multi_items())
         if form.get("confirmed") == "yes":
-            return await _perform(action, visit, tokens, form)
+            try:
+                return await _perform(action, visit, tokens, form)
+            except WrongFilter as error:
+                wrong = str(error)
     else:
         _check_text(visit.query)
         form = FormData(list[tuple[str, str | UploadFile]](request.query_params.multi_items()))
     async with _reading(request):
         with readers_right():
             question = await action.ask(visit, form)
-    return _question(visit, tokens, question)
+    return _question(visit, tokens, replace(question, error=wrong) if wrong else question)
 
 
 async def _perform(action: ActionRoute, visit: Visit, tokens: CsrfTokens, form: FormData) -> Response:
@@ -343,7 +349,7 @@ def _check_text(values: Iterable[tuple[str, object]]) -> None:
 
 
 def _question(visit: Visit, tokens: CsrfTokens, question: Question) -> Response:
-    status = 422 if question.is_wrong else 200
+    status = 422 if question.error else 200
     return _page(visit, "question.html", {"question": question}, status, tokens=tokens)
 
 
@@ -377,7 +383,9 @@ async def _tell(request: Request, error: Exception) -> Response:
         line = f"there is no page {shown(request.url.path)}" if status == _NO_PAGE else error.detail
     else:
         status, line = _status(error), _line(visit.site, error)
-    response = _error(visit, status, line)
+    came_from = request.headers.get("referer", "")
+    back = came_from if is_own_address(request, came_from) else ""
+    response = _error(visit, status, line, back=back)
     is_away = status == 503 and not (isinstance(error, DatabaseUnavailable) and _took_long(error))
     if request.method == "GET" and is_away and not visit.report:  # which the next page would not show
         was_late = time.monotonic() - request.scope[_BEGAN] > 1.0
@@ -385,9 +393,13 @@ async def _tell(request: Request, error: Exception) -> Response:
     return response
 
 
-def _error(visit: Visit, status: int, line: str, *, may_be_done: bool = False) -> Response:
-    """Return the page of an error; ``may_be_done``: the answer to an action is missing, not the action."""
-    return _page(visit, "error.html", {"status": status, "line": line, "may_be_done": may_be_done}, status)
+def _error(visit: Visit, status: int, line: str, *, may_be_done: bool = False, back: str = "") -> Response:
+    """Return the page of an error.
+
+    ``may_be_done``: the answer to an action is missing, not the action. ``back``: the page that led here.
+    """
+    values = {"status": status, "line": line, "may_be_done": may_be_done, "back": back}
+    return _page(visit, "error.html", values, status)
 
 
 async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- a handler's shape

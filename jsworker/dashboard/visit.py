@@ -108,7 +108,7 @@ class Question:
         names: values that ``fields`` shows.
         is_harmful: whether the action takes something away.
         is_possible: whether there is anything to do; else there is no button.
-        is_wrong: whether the question is asked again because a value of the form was wrong.
+        error: why the question is asked again, such as a wrong value of the form; empty: it is asked anew.
     """
 
     verb: str
@@ -119,7 +119,7 @@ class Question:
     names: Mapping[str, Any] = field(default_factory=dict)
     is_harmful: bool = False
     is_possible: bool = True
-    is_wrong: bool = False
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,11 @@ async def test_the_answer_does_not_wait_for_what_others_have_to_publish(
 
 async def test_chosen_jobs_are_acted_on_and_others_left(viewer: Viewer, put: PutJob, rows: Rows) -> None:
     ids = [await put("failed") for _ in range(3)]
-    page = await viewer.see("/jobs", status="failed")
+    page = await viewer.see("/jobs", status="failed", kind="resize")
     question = await viewer.press(page, "Retry", {"id": list(map(str, ids[:2]))})
     assert "2 jobs" in question.text
-    await viewer.press(question, "Retry 2 jobs")
+    page = await viewer.press(question, "Retry 2 jobs")
+    assert httpx.URL(page.address).query == b"status=failed&kind=resize"
     assert [(await rows.job(each))["status"] for each in ids] == ["queued", "queued", "failed"]
 
 
@@ -176,7 +177,8 @@ async def test_a_running_job_is_taken_back_with_a_reason(
 ) -> None:
     job_id = await put("processing")
     question = await viewer.see(f"/jobs/{job_id}/clear")
-    await viewer.press(question, "Take back", {"reason": " "}, status=400)
+    question = await viewer.press(question, "Take back", {"reason": " "}, status=422)
+    assert "a reason is needed: the next run of the job finds it Running jobs are taken" in question.text
     await viewer.press(question, "Take back", {"reason": "it hangs"})
     found = await rows.job(job_id)
     assert (found["status"], found["clear_reason"], found["fencing_token"]) == ("queued", "it hangs", 1)
@@ -196,7 +198,8 @@ async def test_a_run_that_began_after_the_question_is_not_taken_back(
     assert (await rows.job(job_id))["status"] == "processing"
     for seen in ("x", f"{job_id}:processing:-1", f"{job_id}:processing:{10**20}", f"{job_id}:x:1"):
         wrong = await viewer.see(f"/jobs/{job_id}/clear")
-        await viewer.press(wrong, "Take back", {"reason": "it hangs", "seen": seen}, status=400)
+        again = await viewer.press(wrong, "Take back", {"reason": "it hangs", "seen": seen}, status=422)
+        assert ("reason", "it hangs") in again.forms[-1].values
 
 
 async def test_a_job_that_others_have_acted_on_since_the_question_is_not_retried(
@@ -220,7 +223,10 @@ async def test_priority_and_time_are_set(viewer: Viewer, put: PutJob, rows: Rows
     await viewer.press(await viewer.see(f"/jobs/{job_id}/priority"), "Set", {"to": "high"})
     when = datetime.now(UTC).replace(microsecond=0, second=0) + timedelta(days=2)
     given = {"run_at": f"{when:%Y-%m-%dT%H:%M}"}
-    await viewer.press(await viewer.see(f"/jobs/{job_id}/reschedule"), "Reschedule", given)
+    question = await viewer.see(f"/jobs/{job_id}/reschedule")
+    question = await viewer.press(question, "Reschedule", {"run_at": "tomorrow"}, status=422)
+    assert "run_at='tomorrow' must be a time as 2026-01-31T12:00" in question.text
+    await viewer.press(question, "Reschedule", given)
     found = await rows.job(job_id)
     assert (found["priority"], found["run_at"]) == (0, when)
     jobs = {"jobs": {"ids": [str(job_id)]}}
@@ -296,8 +302,12 @@ async def test_what_was_not_counted_to_its_end_can_be_done(
 
 async def test_nothing_chosen_is_said(viewer: Viewer, put: PutJob) -> None:
     await put("queued")
-    page = await viewer.press(await viewer.see("/jobs"), "Cancel", status=400)
+    listed = await viewer.see("/jobs?kind=resize")
+    page = await viewer.press(listed, "Cancel", status=400)
     assert "no job was chosen" in page.text
+    assert page.links["Back"] == listed.address
+    other = await viewer.http.get("/jobs/cancel", headers={"referer": "http://evil.example/"})
+    assert "evil.example" not in other.text
 
 
 @pytest.mark.parametrize("right", ["retry", "cancel", "clear", "priority", "reschedule"])
@@ -307,7 +317,9 @@ async def test_an_action_needs_its_right(client: JobClient, put: PutJob, rows: R
     viewer = Viewer(dashboard(client, authorize=lambda _: Access(others, name="ann")))
     page = await viewer.see(f"/jobs/{job_id}")
     assert not [link for link in page.links.values() if link.endswith(f"/{right}")]
-    await viewer.see(f"/jobs/{job_id}/{right}", 403)
+    page = await viewer.see(f"/jobs/{job_id}/{right}", 403)
+    assert f"you may not do this: {right}" in page.text
+    assert "Overview" in page.links
     assert (await rows.job(job_id))["status"] == "queued"
 
 

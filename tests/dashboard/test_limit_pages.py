@@ -201,8 +201,10 @@ async def test_limits_are_set_and_reset(viewer: Viewer, client: JobClient) -> No
     assert (numbers.max_running, numbers.rate, numbers.per) == (4, 100, 60.0)
     question = await viewer.see("/kinds/set-limits?kind=mail")
     assert {"running": "4", "rate": "100", "per": "60.0"}.items() <= dict(question.forms[0].values).items()
-    await viewer.press(question, "Set", {"running": "", "rate": "", "per": ""}, status=400)
-    await viewer.press(question, "Set", {"running": "many"}, status=400)
+    await viewer.press(question, "Set", {"running": "", "rate": "", "per": ""}, status=422)
+    again = await viewer.press(question, "Set", {"running": "many", "rate": ""}, status=422)
+    assert "running='many' must be a number from 1 to 1e+06" in again.text
+    assert {"running": "many", "rate": "", "per": "60.0"}.items() <= dict(again.forms[0].values).items()
     await viewer.press(await viewer.see("/kinds/reset-limits?kind=mail"), "Reset")
     assert (await client.limits.numbers("mail")).max_running is None
     assert [each.action for each in await client.audit()] == ["limits.reset", "limits.set"]
@@ -218,6 +220,7 @@ async def test_limits_that_others_have_changed_are_asked_about_again(
     again = await viewer.press(question, "Set", {"running": "3"}, status=422)
     assert "They have changed since you were asked." in again.text
     assert "Current limits: 7 at once" in again.text
+    assert {"running": "7", "rate": "100", "per": "60.5"}.items() <= dict(again.forms[0].values).items()
     assert (await client.limits.numbers("mail")).max_running == 7
     page = await viewer.press(again, "Set", {"running": "3"})
     assert "kind mail: 3 at once" in page.text

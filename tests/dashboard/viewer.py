@@ -113,8 +113,11 @@ class Viewer:
         if "name" in found:
             data[found["name"]] = found.get("value", "")
         address = httpx.URL(page.address).join(found.get("formaction") or form.action)
+        headers = {"referer": page.address}
         if form.method == "get":
-            return await self.see(str(address), status, **data)
-        shown = Shown(await self.http.post(address, data=data, headers={"origin": "http://localhost"}))
+            shown = Shown(await self.http.get(address, params=data or None, headers=headers))
+        else:
+            headers["origin"] = "http://localhost"
+            shown = Shown(await self.http.post(address, data=data, headers=headers))
         assert shown.status == status, shown.text
         return shown

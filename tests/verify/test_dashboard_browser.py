@@ -369,11 +369,17 @@ def test_retry_of_all_that_failed_and_cancelling_one(browser: Browser, shop: Sho
     browser.press("Filter", within="main form.filters")
     wait_for(lambda: "unique_key=cancel" in browser.path, lambda: browser.path)
     assert browser.run(LISTED) == [str(waiting)]
+    browser.press("Cancel", within="main form#chosen")
+    browser.shows("no job was chosen")
+    browser.complaints()  # of its status 400
+    browser.press("Back")
+    wait_for(lambda: "unique_key=cancel" in browser.path, lambda: browser.path)
     browser.click('input[name="id"]')
     browser.press("Cancel", within="main form#chosen")
     browser.shows("Cancel 1 job?")
     browser.press("Cancel 1 job")
     browser.shows("1 job cancelled")
+    assert "unique_key=cancel" in browser.path
     assert (shop.status(waiting), shop.status(other)) == ("cancelled", "scheduled")
 
 

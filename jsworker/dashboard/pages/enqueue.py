@@ -37,12 +37,11 @@ def _question(visit: Visit, form: Mapping[str, Any], errors: Mapping[str, str]) 
             "kind": kind,
             "kinds": sorted(known),
             "fields": fields,
-            "error": errors.get(WHOLE) or errors.get(""),
             "given": {name: str(form.get(name) or "") for name in _OPTIONS},
             "priorities": PRIORITIES,
         },
         is_possible=bool(kind),
-        is_wrong=bool(errors),
+        error=(errors.get(WHOLE) or errors.get("") or "some fields are wrong") if errors else "",
     )
 
 

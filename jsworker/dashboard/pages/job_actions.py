@@ -59,19 +59,20 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     """Return the question before jobs are acted on, with their number."""
     word, _, says = VERBS[verb]
     ids = _ids(visit, form)
+    filters = [(name, str(form[name])) for name in NAMES if form.get(name)]
     if ids:
-        values = [("id", str(each)) for each in ids]
+        values = [*filters, *(("id", str(each)) for each in ids)]  # the filters lead back to the list
         if verb in {"clear", "retry"}:  # a job that has run by the time of the answer is left alone
             seen = await listing.look_up(visit.site.reads, ids)
             values += [("seen", ":".join(map(str, each))) for each in seen.values()]
         jobs, is_all = len(ids), True
         which = f" This affects job {ids[0]}." if len(ids) == 1 else ""
     else:
-        values = [("all", "yes"), *((name, str(form[name])) for name in NAMES if form.get(name))]
+        asked_at = (await database_now(visit.site.reads)).isoformat()
+        values = [("all", "yes"), *filters, ("asked_at", asked_at)]
         jobs, is_all = 0, True
         later = _LATER.get(verb, "Jobs that are enqueued")
-        which = f"{_in_words(values[1:])} {later} from now on are left alone."
-        values.append(("asked_at", (await database_now(visit.site.reads)).isoformat()))
+        which = f"{_in_words(filters)} {later} from now on are left alone."
         for selected in _selected(verb, visit, form):
             found = await count_jobs(visit.site.reads, selected.selection)
             jobs, is_all = jobs + found.jobs, is_all and found.is_all
@@ -82,7 +83,11 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
         values=values,
         back=_back(visit, form),
         fields=f"fields_{verb}.html" if verb in {"clear", "priority", "reschedule"} else None,
-        names={"priorities": PRIORITIES, "longest": REASON_CHARACTERS},
+        names={
+            "priorities": PRIORITIES,
+            "longest": REASON_CHARACTERS,
+            "given": {name: str(form.get(name) or "") for name in ("reason", "to", "run_at")},
+        },
         is_harmful=verb in {"cancel", "clear"},
         is_possible=jobs > 0 or not is_all,
     )

@@ -39,6 +39,8 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     word, says = VERBS[verb]
     kind, key = _target(form)
     now = await Limits(visit.site.reads).numbers(kind, key=key)
+    numbers = {"running": now.max_running, "rate": now.rate, "per": now.per or 1}
+    typed = form if form.get("seen") == _in_short(now) else {}  # what others have changed is shown instead
     values = [("kind", kind), *([] if key is None else [("key", key)])]
     if verb.endswith("limits"):
         says = f"{says} Current limits: {in_words(now._asdict()) or 'none'}."
@@ -56,9 +58,11 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
         back=_back(visit, kind, key),
         fields={"pause": "fields_pause.html", "set-limits": "fields_limits.html"}.get(verb),
         names={
-            "now": now,
             "longest": int(LONGEST_DELAY),
-            "given": {name: str(form.get(name) or "") for name in ("seconds", "reason")},
+            "given": {
+                **{name: form.get(name, "") for name in ("seconds", "reason")},
+                **{name: typed.get(name, "" if value is None else value) for name, value in numbers.items()},
+            },
         },
         is_harmful=verb == "pause",
     )
@@ -70,7 +74,7 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done | Question:
     client, actor, named = visit.site.client, visit.access.name, _named(kind, key)
     if (changed := await _changed(verb, client, kind, key, form.get("seen"))) is not None:
         again = await ask(verb, visit, form)
-        return replace(again, says=f"{changed} since you were asked. {again.says}", is_wrong=True)
+        return replace(again, error=f"{changed} since you were asked.")
     match verb:
         case "pause":
             seconds = _number(form, "seconds", least=1, most=LONGEST_DELAY)
