@@ -188,6 +188,9 @@ async def test_a_kind_and_a_key_are_paused_and_resumed(viewer: Viewer, client: J
     page = await viewer.press(question, "Resume")
     assert "kind mail, key tenant-9 is resumed; its jobs wait until its kind is resumed, too" in page.text
     await viewer.press(question, "Resume", status=409)
+    question = await viewer.see("/kinds/resume?kind=mail&key=tenant-9")
+    assert "It is not paused." in question.text
+    assert not question.has("Resume")
     [last, *_] = await client.audit()
     assert (last.action, last.target["kind"], last.changed) == ("resume", "mail", 1)
 
@@ -205,8 +208,13 @@ async def test_limits_are_set_and_reset(viewer: Viewer, client: JobClient) -> No
     again = await viewer.press(question, "Set", {"running": "many", "rate": ""}, status=422)
     assert "running='many' must be a number from 1 to 1e+06" in again.text
     assert {"running": "many", "rate": "", "per": "60.0"}.items() <= dict(again.forms[0].values).items()
+    for name in ("running", "rate"):
+        again = await viewer.press(question, "Set", {name: "2.5"}, status=422)
+        assert f"{name}=2.5 must be a whole number" in again.text
+    assert (await client.limits.numbers("mail")).max_running == 4
     await viewer.press(await viewer.see("/kinds/reset-limits?kind=mail"), "Reset")
     assert (await client.limits.numbers("mail")).max_running is None
+    assert not (await viewer.see("/kinds/reset-limits?kind=mail")).has("Reset")
     assert [each.action for each in await client.audit()] == ["limits.reset", "limits.set"]
     await viewer.see("/kinds/pause?kind=No%20Kind", 400)
     await viewer.see("/kinds/pause", 400)

@@ -42,14 +42,18 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     numbers = {"running": now.max_running, "rate": now.rate, "per": now.per or 1}
     typed = form if form.get("seen") == _in_short(now) else {}  # what others have changed is shown instead
     values = [("kind", kind), *([] if key is None else [("key", key)])]
+    is_possible = True
     if verb.endswith("limits"):
         says = f"{says} Current limits: {in_words(now._asdict()) or 'none'}."
         values.append(("seen", _in_short(now)))
+        is_possible = verb != "reset-limits" or now != Numbers(None)
     else:
         current = await pause_of(visit.site.reads, kind, key or "")
         if current is not None:
             replaced = " The new pause takes the place of this one." if verb == "pause" else ""
             says = f"{says} {_pause_in_words(visit, current)}{replaced}"
+        elif verb == "resume":
+            says, is_possible = "It is not paused.", False
         values.append(("seen", _digest(current)))
     return Question(
         verb=f"{word} {_named(kind, key)}",
@@ -65,6 +69,7 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
             },
         },
         is_harmful=verb == "pause",
+        is_possible=is_possible,
     )
 
 
@@ -131,15 +136,22 @@ def _target(form: FormData) -> tuple[str, str | None]:
 
 
 def _numbers(form: FormData) -> list[Limit | Rate]:
-    running, rate = (_number(form, name, least=1, most=1_000_000) for name in ("running", "rate"))
+    running, rate = (_whole(form, name, most=1_000_000) for name in ("running", "rate"))
     per = _number(form, "per", least=0.001, most=LONGEST_DELAY)
     if running is None and rate is None:
         raise WrongFilter("a number at once, a rate, or both are needed")
     try:
-        limit = [] if running is None else [Limit(int(running))]
-        return [*limit, *([] if rate is None else [Rate(int(rate), per=per or 1.0)])]
+        limit = [] if running is None else [Limit(running)]
+        return [*limit, *([] if rate is None else [Rate(rate, per=per or 1.0)])]
     except ValueError as error:
         raise WrongFilter(str(error)) from None
+
+
+def _whole(form: FormData, name: str, *, most: int) -> int | None:
+    value = _number(form, name, least=1, most=most)
+    if value is not None and not value.is_integer():
+        raise WrongFilter(f"{name}={value:g} must be a whole number")
+    return None if value is None else int(value)
 
 
 def _number(form: FormData, name: str, *, least: float, most: float) -> float | None:
