@@ -18,6 +18,7 @@ from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from jsworker.dashboard.app import ACTIONS, PAGES
+from jsworker.dashboard.pages import failures as failures_page
 from jsworker.dashboard.pages.job import Content, content, contents
 from jsworker.ownership.queries import failures, listing
 from jsworker.ownership.queries.listing import MOST_KINDS
@@ -206,6 +207,19 @@ async def test_failures_are_grouped_and_lead_to_their_jobs(viewer: Viewer, put: 
     assert set(jobs_of(await viewer.see(link))) == same
 
 
+async def test_failures_are_listed_page_by_page(
+    viewer: Viewer, put: PutJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures_page, "_LIMIT", 1)
+    for error in ("KeyError: 1", "OSError: disk full"):
+        await put("failed", last_error=error)
+    first = await viewer.see("/failures")
+    assert "First page" not in first.links
+    second = await viewer.see(first.links["Next page"])
+    assert ("KeyError" in first.text) != ("KeyError" in second.text)
+    assert second.links["First page"] == "/failures"
+
+
 async def test_a_sample_of_failures_is_not_shown_as_their_total(
     viewer: Viewer, put: PutJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,7 +367,9 @@ async def test_an_overview_of_some_kinds_says_that_there_are_more(
     )
     page = await viewer.see("/")
     assert words in page.text
-    assert words in (await viewer.see(page.links["More kinds"])).text
+    page = await viewer.see(page.links["More kinds"])
+    assert words in page.text
+    assert page.links["First page"] == "/"
 
 
 async def test_what_no_row_can_hold_is_refused(viewer: Viewer, rows: Rows) -> None:
