@@ -43,21 +43,21 @@ class Sleepy(JobProcessor):
 
 async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start: StartWorker) -> None:
     running = await start(Quick)
+    kinds = [f"kind-{number:03}-of-a-long-name" for number in range(40)]
     await rows.query(
         "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
-        " state, last_seen_at, supervisor_pid, memory_bytes, loop_lag_seconds)"
-        " VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '5 min',"
-        " 4, 91226112, 0.25)",
-        f"old {EVIL}",
-        EVIL,
+        " state, started_at, last_seen_at, supervisor_pid, memory_bytes, loop_lag_seconds)"
+        " VALUES (%s, %s, 7, %s, 3, '0.0', '1 s', 'running', now() - interval '11 min',"
+        " now() - interval '5 min', 4, 91226112, 0.25)",
+        *(f"old {EVIL}", EVIL, kinds),
     )
     page = await viewer.see("/workers")
     assert running.worker.id in page.text
     assert f"old {EVIL}" in page.text
     assert "silent" in page.text
     assert page.text.count("1 process alive,") == 1
-    assert "87 MiB 250 ms 5 m ago" in page.text
-    assert "7 child of 4" in page.text
+    assert "87 MiB 250 ms 5 m ago 6 m " in page.text  # up until its last heartbeat
+    assert f"process 7, child of 4, version 0.0, kinds {', '.join(kinds)}" in page.text
     assert "0 processes alive, 0 of 0 slots busy" in page.text  # slots of the silent one are of no use
     await viewer.see("/workers?after=gone")
 
