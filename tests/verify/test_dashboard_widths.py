@@ -126,6 +126,17 @@ def test_no_page_is_wider_than_the_window(
     assert found == [], "\n".join(found)
 
 
+def test_long_names_leave_the_other_columns_in_sight(shop: Shop, pages: list[str], browser: Browser) -> None:
+    browser.look("light", DESKTOP)
+    workflow = next(path for path in pages if path.startswith("/workflows/"))
+    with_steps = next(path for path in pages if path.startswith("/jobs/"))
+    beyond = """return [...document.querySelectorAll('.scroll')].map((each) =>
+      `${each.ariaLabel} ${each.scrollWidth - each.clientWidth}`).filter((each) => !each.endsWith(" 0"))"""
+    for path in ("/workflows", workflow, with_steps, "/workers"):
+        browser.open(path)
+        assert (path, browser.run(beyond)) == (path, [])
+
+
 @pytest.fixture(scope="module")
 def pages(shop: Shop) -> list[str]:
     return fill(shop)
