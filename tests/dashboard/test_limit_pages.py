@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from psycopg.sql import SQL
 from psycopg.types.json import Jsonb
 
 from jsworker import JobClient
@@ -280,6 +281,17 @@ async def test_keys_are_listed_page_by_page(viewer: Viewer, client: JobClient) -
     await client.limits.set("zip", Limit(1))
     assert "tenant" not in (await viewer.see("/keys?kind=zip")).text
     assert "zip" in (await viewer.see("/keys?kind=zip")).links
+
+
+async def test_a_limit_of_a_kind_without_keys_is_not_of_each_key(
+    viewer: Viewer, client: JobClient, rows: Rows, put: PutJob
+) -> None:
+    await client.limits.set("resize", Rate(1, per=600))
+    await put("scheduled", run_at=None, held_by="rate", held_at=SQL("clock_timestamp()"), limit_key="")
+    assert "resize all of it " in (await viewer.see("/keys")).text
+    await put("scheduled", run_at=None, held_by="rate", held_at=SQL("clock_timestamp()"), limit_key="a")
+    await rows.query("INSERT INTO jsworker.limits (kind, key) VALUES ('resize', 'a')")
+    assert "resize each key " in (await viewer.see("/keys")).text
 
 
 async def test_without_the_right_nothing_is_offered_or_done(client: JobClient) -> None:

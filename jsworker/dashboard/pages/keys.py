@@ -18,7 +18,9 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     )
     page = found[:_PAGE]
     last = f"{page[-1]['kind']}:{page[-1]['key']}" if len(found) > _PAGE else None
-    return {"limits": page, "after": last, "kind": kind, "everything": everything}
+    # A kind's own row is followed by those of its keys, also where the page ends between them.
+    keyed = {each["kind"] for each in found if each["key"]}
+    return {"limits": page, "keyed": keyed, "after": last, "kind": kind, "everything": everything}
 
 
 def _place(after: str | None) -> tuple[str, str]:
