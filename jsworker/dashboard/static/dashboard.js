@@ -40,6 +40,9 @@ document.addEventListener("htmx:sseMessage", (event) => {
   for (const [name, each] of scrollersOf(event.target)) [each.scrollLeft, each.scrollTop] = scrolled.get(name) ?? [0, 0];
 });
 
+// As the times beside it are.
+const timeOf = (milliseconds) => `${new Date(milliseconds).toISOString().slice(11, 19)} UTC`;
+
 // Parts that are kept as they are would pass for new ones. When the viewer has done, the stream brings what they missed.
 const KEPT_UNTOLD = 10_000;
 const kept = new Map();
@@ -58,7 +61,7 @@ const watchKept = () => {
   const notice = document.querySelector("[data-kept]");
   const since = Math.min(...kept.values());
   notice.hidden = Date.now() - since < KEPT_UNTOLD || !kept.size;
-  notice.firstElementChild.textContent = new Date(kept.size ? since : 0).toLocaleTimeString();
+  notice.firstElementChild.textContent = timeOf(kept.size ? since : 0);
   if (kept.size) setTimeout(watchKept, 1000);
 };
 
@@ -98,8 +101,7 @@ const late = new Set();
 const notice = document.querySelector("[data-late]");
 const showLate = () => {
   if (notice.hidden && late.size) {
-    const since = new Date(Math.min(...[...late].map((stream) => stream.openedAt)));
-    notice.firstElementChild.textContent = since.toLocaleTimeString();
+    notice.firstElementChild.textContent = timeOf(Math.min(...[...late].map((stream) => stream.openedAt)));
   }
   notice.hidden = !late.size;
 };
