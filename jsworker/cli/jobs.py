@@ -443,7 +443,7 @@ def _why_not_taken(service: Service, kind: str | None = None) -> str:
     if service.paused_at is not None:
         cure = "" if kind is None else f" since {moment(service.paused_at)}: `jsworker resume {cell(kind)}`"
         return f"its kind is paused{cure}"
-    return "" if service.is_served else "no live worker serves its kind"
+    return service.unserved
 
 
 def _when(found: Mapping[str, Any]) -> str:

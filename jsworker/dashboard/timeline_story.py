@@ -29,7 +29,6 @@ _FIRST_RUNS: Final = 4
 _LONGEST_LABEL: Final = 60
 _LONGEST_SILENCE: Final = 1e9
 _SILENT_SECONDS: Final = 10.0
-"""A run is called silent if its last heartbeat is older than this; workers send one every few seconds."""
 
 Look: TypeAlias = Literal[
     "completed", "failed", "cancelled", "processing", "queued", "scheduled", "held", "lost", "plain"
@@ -216,6 +215,11 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
     )
 
 
+def is_silent(last_activity_at: datetime, now: datetime) -> bool:
+    """Return whether the last heartbeat of a run is old; workers send one every few seconds."""
+    return (now - last_activity_at).total_seconds() > _SILENT_SECONDS
+
+
 def _columns(record: JobDetails | JobEvent) -> dict[str, Any]:
     """Return a record by column name; asdict() would also copy its values, which may be large or deep."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
@@ -317,9 +321,8 @@ def _silence(
             at: datetime = event["at"]
             return at - timedelta(seconds=seconds) if _is_number(seconds) else None
     if outcome == "running":
-        is_silent = (end - job["last_activity_at"]).total_seconds() > _SILENT_SECONDS
-        silent: datetime | None = job["last_activity_at"] if is_silent else None
-        return silent
+        last: datetime = job["last_activity_at"]
+        return last if is_silent(last, end) else None
     if outcome != "reset":
         return None
     causes = {(event["detail"] or {}).get("cause") for event in own if event["event"] == "reset"}
@@ -390,7 +393,10 @@ def _waits(
         stop = min([each for each in begins if each >= begin] + [next_at, end])
         if until is not None and begin < until < stop:
             yield Wait(begin, until, look, words)
-            yield Wait(until, stop, "queued", "waited in the queue")
+            if job.status == "scheduled" and stop == end:
+                yield Wait(until, stop, "scheduled", "was due, but not queued")
+            else:
+                yield Wait(until, stop, "queued", "waited in the queue")
         elif begin < stop:
             yield Wait(begin, stop, look, words)
 

@@ -86,7 +86,7 @@ def workers(registered: Sequence[RegisteredWorker], facts: Facts) -> Iterator[Fi
         return
     none = "every worker that is alive is drained" if drained else "no worker is alive"
     if _jobs_wait(facts):
-        yield warning(f"{none}, and jobs wait", _RUN_A_WORKER)
+        yield warning(f"{none}, and jobs wait", "`jsworker undrain ID`." if drained else _RUN_A_WORKER)
     elif not drained:
         yield info(none, _RUN_A_WORKER)
 
@@ -122,8 +122,9 @@ def queues(queues: Sequence[QueuedKind], registered: Sequence[RegisteredWorker])
             yield ok(says)
         else:
             yield warning(
-                f"{says}, and no worker for it",
-                f"Run a worker for {kind}, or cancel them: `jsworker cancel --status queued --kind {kind}`.",
+                f"{says}, and no worker claims them",
+                f"Run a worker for {kind}, or undrain one; or cancel them: "
+                f"`jsworker cancel --status queued --kind {kind}`.",
             )
     if len(queues) >= MOST_QUEUES:
         yield info(
@@ -164,8 +165,8 @@ def schedules(
             if each.schedules > 1:
                 which = f"schedule {name} and {counted(each.schedules - 1, 'other')} enqueue"
             yield warning(
-                f"{which} jobs of kind {kind}, which no worker that is alive is for",
-                f"{_RUN_A_WORKER} Or `jsworker schedules pause {name}`.",
+                f"{which} jobs of kind {kind}, which no worker claims",
+                f"{_RUN_A_WORKER} Or undrain one, or `jsworker schedules pause {name}`.",
             )
         if each.ahead:
             others = f"; {counted(each.ahead - 1, 'other')} of this kind, too" if each.ahead > 1 else ""

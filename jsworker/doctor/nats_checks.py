@@ -306,9 +306,9 @@ def service(
             continue
         kind = printable(kind, 64)
         yield warning(
-            f"consumer {name} holds {counted(waiting, 'message')}, and no worker of this kind is alive",
-            f"Run a worker for {kind}; or, if the kind is gone: `jsworker cancel --kind {kind}`, then "
-            f"`nats consumer rm {facts.settings.stream} {name}`.",
+            f"consumer {name} holds {counted(waiting, 'message')}, and no worker of this kind claims jobs",
+            f"Run a worker for {kind}, or undrain one; or, if the kind is gone: "
+            f"`jsworker cancel --kind {kind}`, then `nats consumer rm {facts.settings.stream} {name}`.",
         )
     if empty:
         yield info(

@@ -642,7 +642,10 @@ class TestJobs:
         insert_job(world.sql, "queued", kind="other")
         found = [each for each in world.findings() if each["check"] == "jobs.queues"]
         assert [(each["level"], each["says"]) for each in found] == [
-            ("warning", f"3 queued jobs of kind {KIND}, the oldest waiting for 60 min, and no worker for it"),
+            (
+                "warning",
+                f"3 queued jobs of kind {KIND}, the oldest waiting for 60 min, and no worker claims them",
+            ),
             ("ok", found[1]["says"]),
         ]
 

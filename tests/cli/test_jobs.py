@@ -533,11 +533,14 @@ class TestJob:
             return line.removeprefix(f"{job_id} count-lines queued 0/- 0s").strip()
 
         job_id = insert_job(sql, "queued")
-        insert_worker(sql, "alpha-1-aaaa", kinds="{count-lines}", state="drained")
         insert_worker(sql, "alpha-2-aaaa", kinds="{count}")
-        insert_worker(sql, "alpha-4-aaaa", kinds="{count-lines}", state="draining")
         assert status() == "status queued: waits since 0s; no live worker serves its kind"
         assert listed() == "no live worker serves its kind"
+        insert_worker(sql, "alpha-1-aaaa", kinds="{count-lines}", state="drained")
+        insert_worker(sql, "alpha-4-aaaa", kinds="{count-lines}", state="draining")
+        drained = "every live worker for its kind is drained or ending"
+        assert status() == f"status queued: waits since 0s; {drained}"
+        assert listed() == drained
         insert_worker(sql, "alpha-3-aaaa", kinds="{count,count-lines}")
         assert status() == "status queued: waits for a free worker since 0s"
         assert listed() == ""

@@ -87,7 +87,7 @@ def test_consumers_of_lanes_are_made_on_request_and_the_doctor_knows_them(cli: C
     assert made["kinds"] == ["double"]
     cli("enqueue", "double", "--priority", "high").ok()
     told = " ".join(cli("doctor").out.split())
-    holds = r"consumer double=high holds \d+ messages?, and no worker of this kind is alive"
+    holds = r"consumer double=high holds \d+ messages?, and no worker of this kind claims jobs"
     assert re.search(holds, told)
     assert "jsworker cancel --kind double`" in told
     assert "is not as it must be" not in told

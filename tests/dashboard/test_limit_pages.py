@@ -78,18 +78,20 @@ RUN_SETTINGS: dict[str, Any] = {
 
 
 async def test_kinds_show_what_live_workers_serve(
-    viewer: Viewer, client: JobClient, start: StartWorker
+    viewer: Viewer, client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
     await client.pause("slow", reason=EVIL)
     await start(Slow)
     await client.enqueue("slow", {})
     await client.enqueue("unserved", {})
+    await add_worker(rows, "drained", None, state="drained")
     page = await viewer.see("/kinds")
+    assert page.links["drained or ending"] == "/workers"
     assert "paused for" in page.text
     assert EVIL in page.text
     assert "0 of 2 at once" in page.text
     assert "1 worker" in page.text
-    assert "none is alive" in page.text
+    assert page.text.count("none is alive") == 1
     links = [found["href"] for tag, found in page.elements if tag == "a"]
     assert "/kinds/resume?kind=slow" in links
     assert "/kinds/pause?kind=unserved" in links
@@ -166,12 +168,14 @@ async def test_settings_in_an_unknown_form_stop_no_page(
     assert "unknown" not in text
 
 
-async def add_worker(rows: Rows, worker: str, settings: Any, *, seen: str = "0 s") -> None:
+async def add_worker(
+    rows: Rows, worker: str, settings: Any, *, seen: str = "0 s", state: str = "running"
+) -> None:
     await rows.query(
         "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
-        " state, kind_settings, last_seen_at) VALUES (%s, 'host', 7, '{careful}', 1, '2', '1 s', 'running',"
+        " state, kind_settings, last_seen_at) VALUES (%s, 'host', 7, '{careful}', 1, '2', '1 s', %s,"
         " %s, now() - CAST(%s AS interval))",
-        *(worker, None if settings is None else Jsonb(settings), seen),
+        *(worker, state, None if settings is None else Jsonb(settings), seen),
     )
 
 

@@ -170,8 +170,12 @@ async def test_a_queued_job_names_what_keeps_workers_from_it(
     assert re.search(r"waiting for [\d.]+ m?s ; no live worker serves its kind", await listed())
     await rows.query(
         "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
-        " state) VALUES ('worker-1', 'h', 1, '{resize}', 1, '1', '5 s', 'running')"
+        " state) VALUES ('worker-1', 'h', 1, '{resize}', 1, '1', '5 s', 'drained')"
     )
+    drained = "every live worker for its kind is drained or ending"
+    for address in (f"/jobs/{job_id}", "/jobs?status=queued"):
+        assert (await viewer.see(address)).links[drained] == "/workers"
+    await rows.query("UPDATE jsworker.workers SET state = 'running'")
     page = await viewer.see(f"/jobs/{job_id}")
     assert re.search(r"Waits for a worker for [\d.]+ m?s ", page.text)
     assert "its kind" not in await listed()
@@ -181,6 +185,43 @@ async def test_a_queued_job_names_what_keeps_workers_from_it(
     assert re.search(r"waiting for [\d.]+ m?s ; its kind is paused", await listed())
     await viewer.press(await viewer.see(page.links["Resume …"]), "Resume")
     assert "Waits for a worker" in (await viewer.see(f"/jobs/{job_id}")).text
+
+
+async def test_due_and_held_jobs_name_what_keeps_workers_from_them(
+    viewer: Viewer, client: JobClient, put: PutJob
+) -> None:
+    long_ago = sql.SQL("clock_timestamp() - interval '90 s'")
+    due = await put("scheduled", run_at=long_ago, created_at=sql.SQL("clock_timestamp() - interval '3 min'"))
+    held = await put("scheduled", run_at=None, held_by="limit", held_at=long_ago)
+    later = await put("scheduled")
+    unserved = "; no live worker serves its kind"
+    page = await viewer.see(f"/jobs/{due}")
+    assert f"Due 1 m ago {unserved}" in page.text
+    assert "was due, but not queued" in page.source
+    page = await viewer.see(f"/jobs/{held}")
+    assert re.search(f"Waits for a slot of its limit , for 1 m [0-9]+ s {unserved}", page.text)
+    assert page.links["a slot of its limit"] == "/keys?kind=resize"
+    assert unserved not in (await viewer.see(f"/jobs/{later}")).text
+    page = await viewer.see("/jobs?status=scheduled")
+    assert f"due 1 m ago {unserved}" in page.text
+    assert f"waits for a slot of its limit{unserved}" in page.text
+    assert page.text.count(unserved) == 2
+    await client.pause("resize")
+    for job_id in (due, held):
+        page = await viewer.see(f"/jobs/{job_id}")
+        assert "; its kind is paused for" in page.text
+        assert page.links["Resume …"] == "/kinds/resume?kind=resize"
+    assert (await viewer.see("/jobs?status=scheduled")).text.count("; its kind is paused") == 2
+
+
+async def test_a_run_without_a_heartbeat_stands_out(viewer: Viewer, put: PutJob) -> None:
+    alive = await put("processing", last_activity_at=sql.SQL("clock_timestamp() + interval '1 min'"))
+    for address in (f"/jobs/{alive}", "/jobs"):
+        assert "bad-text" not in (await viewer.see(address)).source
+    silent = await put("processing", last_activity_at=sql.SQL("clock_timestamp() - interval '90 s'"))
+    page = await viewer.see(f"/jobs/{silent}")
+    assert re.search(r'<dd class="bad-text"><time [^>]+>1 m ago', page.source)
+    assert len(re.findall(r"no heartbeat for 1 m \d+ s", (await viewer.see("/jobs")).text)) == 1
 
 
 async def test_a_job_shows_those_that_it_enqueued(viewer: Viewer, put: PutJob, rows: Rows) -> None:

@@ -105,6 +105,14 @@ def test_a_back_off_is_no_first_wait() -> None:
     ]
 
 
+def test_a_job_that_is_due_and_not_queued_is_in_no_queue() -> None:
+    waits = job_story(job(status="scheduled", run_at=after(60)), [], now=after(90)).waits
+    assert [(wait.look, wait.words, wait.begin, wait.end) for wait in waits] == [
+        ("scheduled", "waited for its time", after(0), after(60)),
+        ("scheduled", "was due, but not queued", after(60), after(90)),
+    ]
+
+
 def test_a_member_of_a_workflow_waits_for_what_it_needs() -> None:
     found = job(
         status="completed", fencing_token=1, batch_id=UUID(int=7), queued_at=after(5), completed_by="a"

@@ -294,7 +294,7 @@ async def test_every_schedule_is_looked_at(settings: Settings, database_url: str
     assert found == {"many": ("s1", 1199, 1), "last": ("s1200", 1, 0)}
     late, unserved = [each.says for each in job_checks.schedules(facts.schedules, ())]
     assert late.startswith("schedule s1 of kind many has been due for ")
-    assert unserved == "schedule s1200 enqueues jobs of kind last, which no worker that is alive is for"
+    assert unserved == "schedule s1200 enqueues jobs of kind last, which no worker claims"
 
 
 async def test_a_schedule_that_fired_while_the_clock_was_ahead_is_named_until_it_is_resumed(

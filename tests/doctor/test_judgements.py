@@ -325,14 +325,17 @@ def test_drained_workers_serve_nothing_and_are_named() -> None:
     assert (alive.level, alive.says) == ("ok", "1 worker process alive, for resize")
     drained, none = job_checks.workers(fleet[:1], facts)
     assert (none.level, none.says) == ("warning", "every worker that is alive is drained, and jobs wait")
-    assert "no worker for it" in only(job_checks.queues(queues, fleet[:1])).says
+    assert none.do == "`jsworker undrain ID`."
+    waiting = only(job_checks.queues(queues, fleet[:1]))
+    assert "no worker claims them" in waiting.says
+    assert "or undrain one" in str(waiting.do)
 
 
 def test_a_worker_that_ends_serves_nothing() -> None:
     queues = (QueuedKind("resize", 1, 2.0),)
     ending = replace(worker(), id="a", state="draining")
-    assert "no worker for it" in only(job_checks.queues(queues, (ending,))).says
-    assert "no worker for it" not in only(job_checks.queues(queues, (ending, worker()))).says
+    assert "no worker claims them" in only(job_checks.queues(queues, (ending,))).says
+    assert "no worker claims them" not in only(job_checks.queues(queues, (ending, worker()))).says
 
 
 class TestSettings:
@@ -515,11 +518,11 @@ def test_more_kinds_than_are_looked_at() -> None:
         ),
         (
             SchedulesOfKind("other", "nightly", 1, 0, -60.0),
-            "schedule nightly enqueues jobs of kind other, which no worker that is alive is for",
+            "schedule nightly enqueues jobs of kind other, which no worker claims",
         ),
         (
             SchedulesOfKind("other", "hourly", 50, 0, -60.0),
-            "schedule hourly and 49 others enqueue jobs of kind other, which no worker that is alive is for",
+            "schedule hourly and 49 others enqueue jobs of kind other, which no worker claims",
         ),
         (
             SchedulesOfKind("resize", "nightly", 2, 0, -60.0, "hourly", 2, 2 * 86_400.0),

@@ -9,9 +9,9 @@ from uuid import UUID
 from jsworker.client.job_info import JobDetails, JobEvent
 from jsworker.core.contents import is_encoded_value
 from jsworker.dashboard.filters import as_json, error_shown
-from jsworker.dashboard.pages.jobs import acts_on
+from jsworker.dashboard.pages.jobs import acts_on, is_due
 from jsworker.dashboard.timeline_picture import timeline_picture, timeline_table
-from jsworker.dashboard.timeline_story import job_story
+from jsworker.dashboard.timeline_story import is_silent, job_story
 from jsworker.dashboard.visit import Visit
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.status import service_of
@@ -44,7 +44,8 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         for event in await listing.timeline(reads, job_id)
     ]
     job = JobDetails.of_row(row)
-    story = job_story(job, events, visit.site.clock.now())
+    now = visit.site.clock.now()
+    story = job_story(job, events, now)
     steps = await steps_of(reads, job_id)
     noted = [
         each for event in events if event.event == "child_jobs" for each in noted_child_jobs(event.detail)
@@ -62,7 +63,8 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         ],
         "contents": list(contents(row, payloads=payloads)),
         "node": node,
-        "service": await service_of(reads, row["kind"]) if row["status"] == "queued" else None,
+        "service": await service_of(reads, row["kind"]) if is_due(row, now) else None,
+        "is_silent": job.status == "processing" and is_silent(row["last_activity_at"], now),
         "children": await listing.look_up(reads, noted) if noted else {},
         "trace": trace_id(row["traceparent"]),
     }

@@ -10,6 +10,7 @@ from jsworker.client.job_info import JobStatus
 from jsworker.core.names import is_kind, shown
 from jsworker.core.priorities import PRIORITIES, Priority, priority_number
 from jsworker.dashboard.filters import error_shown
+from jsworker.dashboard.timeline_story import is_silent
 from jsworker.dashboard.visit import Visit, WrongFilter, uuid_of
 from jsworker.ownership.queries.job_filter import JobFilter
 from jsworker.ownership.queries.listing import MOST_KINDS, list_jobs
@@ -101,11 +102,17 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         )
     except ValueError as error:
         raise WrongFilter(f"after or failure: {error}") from None
-    queued = {job["kind"] for job in page.jobs if job["status"] == "queued"}
+    now, payloads = visit.site.clock.now(), visit.access.payloads
+    due = {job["id"]: job["kind"] for job in page.jobs if is_due(job, now)}
+    services = await services_of(visit.site.reads, set(due.values()))
     return {
-        "services": await services_of(visit.site.reads, queued),
         "jobs": [
-            {**job, "last_error": error_shown(job["last_error"], payloads=visit.access.payloads)}
+            {
+                **job,
+                "last_error": error_shown(job["last_error"], payloads=payloads),
+                "service": services[job["kind"]] if job["id"] in due else None,
+                "is_silent": job["status"] == "processing" and is_silent(job["last_activity_at"], now),
+            }
             for job in page.jobs
         ],
         "after": page.after,
@@ -117,6 +124,13 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         "priorities": PRIORITIES,
         "acts": [name for name in acts_on(search.status) if visit.may(name)],
     }
+
+
+def is_due(job: Mapping[str, Any], now: datetime) -> bool:
+    """Return whether a job waits, and not only for its time."""
+    if job["status"] == "scheduled" and job["held_by"] is None:
+        return bool(job["run_at"] is not None and job["run_at"] <= now)
+    return job["status"] in {"scheduled", "queued"}
 
 
 def acts_on(status: str | None) -> list[str]:

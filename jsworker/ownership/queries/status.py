@@ -146,16 +146,33 @@ SELECT k.kind,
   (SELECT l.paused_at FROM jsworker.limits AS l WHERE l.kind = k.kind AND l.key = ''
     AND (l.paused_until IS NULL OR l.paused_until > statement_timestamp())) AS paused_at,
   EXISTS (SELECT FROM jsworker.workers AS w
-    WHERE {IS_ALIVE} AND w.state = 'running' AND k.kind = ANY(w.kinds)) AS is_served
+    WHERE {IS_ALIVE} AND w.state = 'running' AND k.kind = ANY(w.kinds)) AS is_served,
+  EXISTS (SELECT FROM jsworker.workers AS w WHERE {IS_ALIVE} AND k.kind = ANY(w.kinds)) AS has_workers
 FROM unnest(CAST(:kinds AS text[])) AS k(kind)
 """)  # noqa: S608 -- a constant
 
 
 class Service(NamedTuple):
-    """Since when a kind is paused, None: it is not; and whether a live worker claims its jobs."""
+    """What keeps jobs of a kind from beginning.
+
+    Attributes:
+        paused_at: since when the kind is paused; None: it is not.
+        is_served: whether a live worker claims its jobs.
+        has_workers: whether a live worker is for the kind, though it may be drained or ending.
+    """
 
     paused_at: datetime | None
     is_served: bool
+    has_workers: bool
+
+    @property
+    def unserved(self) -> str:
+        """Why no worker claims jobs of the kind, in words; empty: one does."""
+        if self.is_served:
+            return ""
+        if self.has_workers:
+            return "every live worker for its kind is drained or ending"
+        return "no live worker serves its kind"
 
 
 @dataclass(slots=True)
@@ -281,7 +298,7 @@ async def read_status(database: Database, *, limit: int, after: str | None = Non
 async def services_of(database: Database, kinds: Collection[str]) -> dict[str, Service]:
     """Return for each kind whether its jobs can begin."""
     rows = await database.run(SERVICES, {"kinds": list(kinds)}) if kinds else []
-    return {row.kind: Service(row.paused_at, row.is_served) for row in rows}
+    return {row.kind: Service(row.paused_at, row.is_served, row.has_workers) for row in rows}
 
 
 async def service_of(database: Database, kind: str) -> Service:
