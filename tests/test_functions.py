@@ -4,7 +4,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import date
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pydantic import BaseModel
@@ -15,6 +15,8 @@ from jsworker.core.functions import ClassAttributes, FunctionProcessor
 from jsworker.core.processor import read_payload
 from jsworker.core.settings import load_settings
 from jsworker.worker.pipeline.kinds import Kind, resolve_kinds
+
+T = TypeVar("T", bound=BaseModel)
 
 
 class Text(BaseModel):
@@ -156,6 +158,14 @@ def only_by_name(*, text: Text) -> None: ...
 def unknown(text: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821 -- what is tested
 
 
+def generic(text: T) -> T:
+    return text
+
+
+def of_generic(job: Job[T]) -> T:
+    return job.payload
+
+
 def many(text: Text) -> Iterator[int]:
     yield 1
 
@@ -179,6 +189,8 @@ TAKES_ONE = (
             unknown,
             r"^@job: the annotations of unknown cannot be read: NameError: name 'Nowhere' is not defined$",
         ),
+        (generic, "^@job: the payload of generic must be a type, not the type variable T$"),
+        (of_generic, "^@job: the payload of of_generic must be a type, not the type variable T$"),
         (many, "^@job: many must return its result, not yield$"),
         (many_async, "^@job: many_async must return its result, not yield$"),
         (Text, "^@job decorates a function, not class Text$"),

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -31,13 +33,14 @@ from typing_extensions import TypedDict
 
 from jsworker.client.enqueueing import payload_text
 from jsworker.core import strict_json
-from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload
+from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, InvalidTarget
 from jsworker.core.processor import (
     Backoff,
     JobProcessor,
     payload_type,
     read_payload,
     read_payload_text,
+    read_result,
     write_payload,
 )
 
@@ -194,6 +197,25 @@ class Envelope(BaseModel, Generic[Q]):
     content: Q
 
 
+NAMED = """
+from jsworker import JobProcessor
+from pydantic import BaseModel
+
+class Named(JobProcessor["T"]):
+    async def process(self, job):
+        return job.payload.value
+
+class Several(JobProcessor["list[T]"]):
+    async def process(self, job): ...
+
+class Dangling(JobProcessor["P"]):
+    async def process(self, job): ...
+
+class T(BaseModel):
+    value: {type}
+"""
+
+
 class TestPayloadType:
     def test_it_is_found_through_subclasses_and_generic_parents(self) -> None:
         class Child(Analyze): ...
@@ -239,8 +261,75 @@ class TestPayloadType:
             with pytest.raises(InvalidPayload, match="the whole value: Input should be an object"):
                 read_payload(processor, [1])
 
+    def test_names_are_looked_up_in_the_module_of_the_class_that_gives_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
+        for name, of_field in (("named_text", "str"), ("named_number", "int")):
+            (tmp_path / f"{name}.py").write_text(NAMED.format(type=of_field))
+        (tmp_path / "named_heir.py").write_text("import named_text\nclass Heir(named_text.Named): ...\n")
+        text, number, heir = map(import_module, ("named_text", "named_number", "named_heir"))
+        assert read_payload(text.Named, {"value": "a"}) == text.T(value="a")
+        assert read_payload(heir.Heir, {"value": "a"}) == text.T(value="a")
+        assert read_payload(text.Several, [{"value": "a"}]) == [text.T(value="a")]
+        assert read_payload(number.Named, {"value": 1}) == number.T(value=1)
+        assert read_payload(number.Several, [{"value": 1}]) == [number.T(value=1)]
+        with pytest.raises(InvalidTarget, match=r"^the payload type of Dangling cannot be used: .* 'P' is"):
+            payload_text(text.Dangling, {})
+
     def test_it_is_built_once(self) -> None:
         assert payload_type(Analyze) is payload_type(Analyze)
+
+
+class Results(JobProcessor[Q], Generic[Q]):
+    def process(self, job: Any) -> Q:
+        raise NotImplementedError
+
+
+class Pages(Results[R], Generic[R, Q]):
+    def process(self, job: Any) -> "Envelope[list[R | None]]":  # type: ignore[override]
+        raise NotImplementedError
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Models(JobProcessor[M], Generic[M]):
+    async def process(self, job: Any) -> M:
+        raise NotImplementedError
+
+
+class ManyModels(JobProcessor[M], Generic[M]):
+    def process(self, job: Any) -> Envelope[list[M]]:
+        raise NotImplementedError
+
+
+class TestReturnType:
+    def test_type_variables_stand_for_what_the_class_gives(self) -> None:
+        class OfRepo(Results[Repo]): ...
+
+        class OfModel(Models[Repo]): ...
+
+        class OfSeveral(Results[list[R]], Generic[R, Q]): ...
+
+        class Several(OfSeveral[Repo, int]): ...
+
+        class OfPages(Pages[Repo, int]): ...
+
+        repo: dict[str, Any] = {"url": "u", "depth": 2}
+        page = {"sender": "s", "content": [repo, None]}
+        for processor in (OfRepo, OfModel):
+            assert read_result(processor, repo) == Repo(url="u", depth=2)
+        assert read_result(Several, [repo]) == [Repo(url="u", depth=2)]
+        assert read_result(OfPages, page).content == [Repo(url="u", depth=2), None]
+
+    def test_left_open_they_stand_for_any_value(self) -> None:
+        class Open(Models): ...  # type: ignore[type-arg]  # left open on purpose
+
+        for processor in (Models, Open):
+            assert read_result(processor, {"url": "u"}) == {"url": "u"}
+        page = read_result(ManyModels, {"sender": "s", "content": [{"url": "u"}]})
+        assert (page.sender, page.content) == ("s", [{"url": "u"}])
 
 
 class Aliased(BaseModel):

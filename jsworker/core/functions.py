@@ -198,6 +198,9 @@ def _processor_of(function: Any, attributes: dict[str, Any]) -> type[JobProcesso
     given = hints.get(parameter, Job if parameter == "job" else dict[str, Any])
     takes_job = (get_origin(given) or given) is Job
     payload = (get_args(given) or (dict[str, Any],))[0] if takes_job else given
+    if isinstance(payload, TypeVar):
+        rule = f"must be a type, not the type variable {payload.__name__}"
+        raise TypeError(f"@job: the payload of {function.__qualname__} {rule}")
     is_async = any(inspect.iscoroutinefunction(each) for each in (function, inspect.unwrap(function)))
     process = _process(function, takes_job=takes_job, is_async=is_async)
     process.__annotations__ = {"return": hints["return"]} if "return" in hints else {}

@@ -3,25 +3,39 @@
 import json
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, get_args, get_origin
+from types import SimpleNamespace
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticErrorMixin
 from typing_extensions import TypeVar
 
 from jsworker.core import round_trip, strict_json
 from jsworker.core.clock import jittered
-from jsworker.core.errors import InvalidJson, InvalidPayload
+from jsworker.core.errors import InvalidJson, InvalidPayload, InvalidTarget
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate
-from jsworker.core.names import check_kind, kebab_case, shown
+from jsworker.core.names import check_kind, kebab_case, printable, shown
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Schedule
 
@@ -32,6 +46,8 @@ _Returned_co = TypeVar("_Returned_co", covariant=True)
 Seconds: TypeAlias = float | timedelta
 """A duration, in seconds or as a timedelta."""
 Unique: TypeAlias = Literal["live", "waiting"]
+_LONGEST_CAUSE: Final = 500
+_WITHOUT_SCHEMA: Final = re.compile(r"Unable to generate pydantic-core schema for (.+?)\. Set `", re.DOTALL)
 Middleware: TypeAlias = Callable[[Job[Any], "JobProcessor[Any]"], AbstractAsyncContextManager[Any]]
 """Called for each run with job and processor; ``process`` runs inside the returned context manager."""
 
@@ -253,9 +269,36 @@ KindOf: TypeAlias = str | type[ProcessorOf[Payload, Any]]
 
 @cache
 def payload_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
-    """Return the validator of a processor's payload type."""
-    argument = _payload_argument(processor)
-    return strict_json.adapter_of(dict[str, Any] if isinstance(argument, TypeVar) else argument)
+    """Return the validator of a processor's payload type; InvalidTarget: it cannot be used."""
+    with _naming("payload type", processor):
+        return strict_json.adapter_of(payload_argument(processor))
+
+
+@cache
+def return_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
+    """Return the adapter of the type that a processor's ``process`` returns; InvalidTarget: likewise."""
+    owner = next(each for each in processor.__mro__ if "process" in vars(each))
+    with _naming("return type", processor):
+        return strict_json.result_type(processor.process, _arguments(processor, owner))
+
+
+@contextmanager
+def _naming(what: str, processor: type[JobProcessor[Any]]) -> Iterator[None]:
+    """Raise any error as InvalidTarget that names this type of a processor."""
+    try:
+        yield
+    except Exception as error:
+        fault = f"the {what} of {processor.__qualname__} cannot be used"
+        raise InvalidTarget(f"{fault}: {_unusable(error)}") from error
+
+
+def _unusable(error: Exception) -> str:
+    """Return what is wrong with a type; pydantic's own texts are long, and their advice does not help."""
+    if isinstance(error, PydanticSchemaGenerationError) and (found := _WITHOUT_SCHEMA.match(error.message)):
+        rule = "must be a pydantic model, a dataclass, a TypedDict or a type that pydantic knows"
+        return f"{printable(found[1], _LONGEST_CAUSE)} {rule}"
+    text = error.message.partition("\n")[0] if isinstance(error, PydanticErrorMixin) else str(error)
+    return f"{type(error).__name__}: {printable(text, _LONGEST_CAUSE)}"
 
 
 def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
@@ -313,8 +356,7 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
 
 @cache
 def _is_dict(processor: type[JobProcessor[Any]]) -> bool:
-    argument = _payload_argument(processor)
-    return isinstance(argument, TypeVar) or argument in (dict, dict[str, Any])
+    return payload_argument(processor) in (dict, dict[str, Any])
 
 
 @cache
@@ -339,35 +381,39 @@ def read_result(processor: type[JobProcessor[Any]], value: Any) -> Any:
 
     Raises InvalidJson if the stored result does not fit that type.
     """
-    adapter = _return_type(processor)
+    adapter = return_type(processor)
     if value is None or adapter is strict_json.ANYTHING:
         return value
     # As text: strict models take dates, UUIDs, tuples ... in their JSON form from JSON text only.
     return strict_json.read_result(json.dumps(value), adapter)
 
 
-@cache
-def _return_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
-    return strict_json.result_type(processor.process)
+def payload_argument(processor: type[JobProcessor[Any]]) -> Any:
+    """Return the type argument that a class gives to ``JobProcessor``; left open it is a dict."""
+    argument = _arguments(processor, JobProcessor)[P]
+    return dict[str, Any] if isinstance(argument, TypeVar) else argument
 
 
-def _payload_argument(cls: type[Any]) -> Any:
-    """Return the type argument that a class gives to ``JobProcessor``; a TypeVar where it is left open."""
-    if cls is JobProcessor:
-        return P
+def _arguments(cls: type[Any], generic: type[Any]) -> dict[Any, Any]:
+    """Return what a class gives for the type variables of a class above it; themselves where left open."""
+    if cls is generic:
+        return {each: each for each in getattr(cls, "__parameters__", ())}
     for parent in cls.__dict__.get("__orig_bases__", cls.__bases__):
         origin = get_origin(parent) or parent
-        if isinstance(origin, type) and issubclass(origin, JobProcessor):
-            argument = _payload_argument(origin)
-            given = dict(zip(getattr(origin, "__parameters__", ()), get_args(parent), strict=False))
-            if isinstance(argument, TypeVar):
-                return given.get(argument, P) if given else argument
-            of_model: Any = getattr(argument, "__pydantic_generic_metadata__", {})
-            left_open: Any = of_model.get("parameters") or getattr(argument, "__parameters__", ())
-            if not given.keys().isdisjoint(left_open):
-                return argument[tuple(given.get(each, each) for each in left_open)]
-            return argument
-    return P
+        if isinstance(origin, type) and issubclass(origin, generic):
+            given = zip(getattr(origin, "__parameters__", ()), get_args(parent), strict=False)
+            known = {variable: _evaluated(argument, cls) for variable, argument in given}
+            above = _arguments(origin, generic)
+            return {each: strict_json.substituted(argument, known) for each, argument in above.items()}
+    return {}
+
+
+def _evaluated(argument: Any, cls: type[Any]) -> Any:
+    """Return a type argument with the names in it looked up in the module of the class that gives it."""
+    names = getattr(sys.modules.get(cls.__module__), "__dict__", {})
+    # With local names of its own: Python keeps what a name meant in the first module that gave it.
+    given = SimpleNamespace(__annotations__={"argument": argument})
+    return get_type_hints(given, names, {}, include_extras=True)["argument"]
 
 
 def _invalid_payload(

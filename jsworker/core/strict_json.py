@@ -8,12 +8,13 @@ import json
 import math
 import typing
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Final, Never, NoReturn, TypedDict, get_args, get_origin
+from types import MappingProxyType
+from typing import Any, Final, Never, NoReturn, TypedDict, TypeVar, get_args, get_origin
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -164,10 +165,14 @@ def json_form(value: Any, adapter: TypeAdapter[Any], what: str, how: Written) ->
         raise InvalidJson(f"{what} holds {_unwritable(value, adapter)}") from None
 
 
-def result_type(process: Callable[..., Any]) -> TypeAdapter[Any]:
+def result_type(
+    process: Callable[..., Any], arguments: Mapping[Any, Any] = MappingProxyType({})
+) -> TypeAdapter[Any]:
     """Return the adapter that writes the results of a ``process`` method.
 
-    Raises PydanticUserError when its return annotation names a type that has no JSON form.
+    Type variables of its return annotation stand for these ``arguments``, all others for any JSON value.
+
+    Raises PydanticUserError when that annotation names a type that has no JSON form.
     """
     try:
         annotation = typing.get_type_hints(inspect.unwrap(process), include_extras=True).get("return", Any)
@@ -175,13 +180,41 @@ def result_type(process: Callable[..., Any]) -> TypeAdapter[Any]:
         return ANYTHING
     if get_origin(annotation) in {Awaitable, Coroutine}:
         annotation = get_args(annotation)[-1]
+    annotation = substituted(annotation, arguments)
+    # Of a type variable's bound pydantic would read that model's own fields only.
+    annotation = substituted(annotation, dict.fromkeys(_left_open(annotation), Any))
     if annotation in (Any, None, type(None), NoReturn, Never, object):
         return ANYTHING
     return adapter_of(annotation)
 
 
+def substituted(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
+    """Return a type with these arguments for its type variables."""
+    if isinstance(annotation, TypeVar):
+        return arguments.get(annotation, annotation)
+    of_model: Any = getattr(annotation, "__pydantic_generic_metadata__", {})
+    variables: Any = of_model.get("parameters") or getattr(annotation, "__parameters__", ())
+    if arguments.keys().isdisjoint(variables):
+        return annotation
+    return annotation[tuple(arguments.get(each, each) for each in variables)]
+
+
+def _left_open(annotation: Any) -> tuple[Any, ...]:
+    """Return the type variables within a type; a generic class without arguments has none."""
+    if isinstance(annotation, TypeVar):
+        return (annotation,)
+    of_model: Any = getattr(annotation, "__pydantic_generic_metadata__", {})
+    if isinstance(annotation, type) and not of_model.get("args"):
+        return ()
+    found: tuple[Any, ...] = of_model.get("parameters") or getattr(annotation, "__parameters__", ())
+    return found
+
+
 def adapter_of(annotation: Any) -> TypeAdapter[Any]:
-    """Return the adapter that reads and writes values of a type; to make it takes longer than to use it."""
+    """Return the adapter that reads and writes values of a type; to make it takes longer than to use it.
+
+    Raises PydanticUserError, or NameError for a name that is not defined, when the type cannot be used.
+    """
     try:
         # Unions in another order are equal, but of members that fit alike pydantic takes the first.
         return _kept_adapter(annotation, repr(annotation))
@@ -196,9 +229,11 @@ def _kept_adapter(annotation: Any, _written: str) -> TypeAdapter[Any]:
 
 def _new_adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
-        return TypeAdapter(annotation, config=_CONFIG)
+        adapter = TypeAdapter(annotation, config=_CONFIG)
     except PydanticUserError:  # models, dataclasses and TypedDicts have a configuration of their own
-        return TypeAdapter(annotation)
+        adapter = TypeAdapter(annotation)
+    adapter.rebuild(_types_namespace={})  # finds undefined names now, and takes none of this module's
+    return adapter
 
 
 def plain(value: Any) -> Any:

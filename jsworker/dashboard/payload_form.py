@@ -12,6 +12,7 @@ from markupsafe import Markup
 from pydantic import ValidationError
 from pydantic.errors import PydanticUserError
 
+from jsworker.core.errors import InvalidTarget
 from jsworker.core.names import printable
 from jsworker.core.processor import JobProcessor, payload_type
 from jsworker.core.strict_json import dumps, loads
@@ -80,7 +81,7 @@ def fields_of(processor: type[JobProcessor[Any]] | None) -> list[Field]:
         return whole
     try:
         schema = payload_type(processor).json_schema()
-    except PydanticUserError:  # types that JSON Schema cannot describe
+    except (InvalidTarget, PydanticUserError):  # unusable, or JSON Schema cannot describe it
         return whole
     root = _resolved(schema, schema)
     return list(_fields(root, schema, WHOLE, depth=0)) or whole

@@ -246,3 +246,13 @@ def test_without_nats_nothing_is_missing_of_a_job_that_is_not_due(
 )
 def test_wrong_usage_is_refused(arguments: list[str], line: str, cli: Cli) -> None:
     assert cli("enqueue", *arguments).refused(2).startswith(line)
+
+
+def test_a_payload_type_that_cannot_be_used_is_told_in_one_line(cli: Cli, here: Path) -> None:
+    (here / "dangling.py").write_text(
+        "from jsworker import job\nfrom pydantic import BaseModel\n"
+        "class Order(BaseModel):\n    of: 'Nobody'\n@job\ndef send(order: Order): ...\n"
+    )
+    line = cli("enqueue", "dangling:send", "--payload", '{"of": 1}').refused(2)
+    assert line.startswith("the payload type of send cannot be used: ")
+    assert line.endswith(": name 'Nobody' is not defined")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
+from jsworker.core.errors import InvalidTarget
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.dashboard.payload_form import WHOLE, fields_of, form_fields, read_form
@@ -38,6 +39,10 @@ class Order(BaseModel):
 
 class Ordering(JobProcessor[Order]):
     async def process(self, job: Job[Order]) -> None: ...
+
+
+class Dangling(JobProcessor["Nowhere"]):  # type: ignore[name-defined]
+    async def process(self, job: Any) -> None: ...
 
 
 class Anything(JobProcessor):
@@ -153,6 +158,13 @@ def test_without_a_model_the_payload_is_json(processor: Any) -> None:
     assert read_form(processor, {WHOLE: '{"a": [1]}'}) == ({"a": [1]}, {})
     _, errors = read_form(processor, {WHOLE: "{"})
     assert list(errors) == [WHOLE]
+
+
+def test_of_a_payload_type_that_cannot_be_used_it_is_told_when_it_is_sent() -> None:
+    [only] = fields_of(Dangling)
+    assert (only.name, only.input) == (WHOLE, "json")
+    with pytest.raises(InvalidTarget, match=r"^the payload type of Dangling cannot be used: "):
+        read_form(Dangling, {WHOLE: "{}"})
 
 
 class _Tags(HTMLParser):

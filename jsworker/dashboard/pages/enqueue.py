@@ -48,11 +48,11 @@ def _question(visit: Visit, form: Mapping[str, Any], errors: Mapping[str, str]) 
 async def act(visit: Visit, form: FormData) -> Done | Question:
     """Enqueue the job; or return the form again, with what is wrong."""
     kind = str(form.get("kind") or "").strip()
-    payload, errors = read_form(visit.site.processors.get(kind), form)
-    if errors:
-        return _question(visit, form, errors)
     client = visit.site.client
     try:
+        payload, errors = read_form(visit.site.processors.get(kind), form)
+        if errors:
+            return _question(visit, form, errors)
         check_kind(kind)
         unique_key = str(form.get("unique_key") or "") or None
         options = _options(form)

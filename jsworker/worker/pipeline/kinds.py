@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,8 +10,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar, get_args
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter
-from pydantic.errors import PydanticErrorMixin
+from pydantic import TypeAdapter
 
 from jsworker.client.terms import Terms, positive_seconds
 from jsworker.core.contents import PLAIN, Contents
@@ -20,10 +18,17 @@ from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.limits import Limit, Rate, common_key, name_of_key
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
-from jsworker.core.processor import Backoff, FromSettings, JobProcessor, Middleware, Unique, payload_type
+from jsworker.core.processor import (
+    Backoff,
+    FromSettings,
+    JobProcessor,
+    Middleware,
+    Unique,
+    payload_type,
+    return_type,
+)
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
-from jsworker.core.strict_json import result_type
 from jsworker.core.targets import factory_of
 from jsworker.ownership.transitions.claim import RunLimits
 from jsworker.ownership.transitions.limits import Numbers
@@ -34,7 +39,6 @@ T = TypeVar("T")
 _MOST = 1_000_000
 _BACKOFF = ("first", "factor", "longest")
 _LONGEST_CAUSE = 500
-_WITHOUT_SCHEMA = re.compile(r"Unable to generate pydantic-core schema for (.+?)\. Set `", re.DOTALL)
 _LONG_SECONDS = 600.0  # from here on time-outs get no timer, which would slow short jobs by a tenth
 
 
@@ -334,24 +338,7 @@ def _check_class(processor: JobProcessor[Any]) -> None:
         f"{process} is a generator: it must return its result, not yield",
     )
     _check_hooks(processor, name)
-    try:
-        what = "payload type"
-        payload_type(type(processor)).rebuild(raise_errors=True)  # finds undefined names now
-        what = "return type"
-        result_type(processor.process).rebuild(raise_errors=True)
-    except Exception as error:
-        raise InvalidTarget(f"the {what} of {name} cannot be used: {_unusable(error)}") from error
-
-
-def _unusable(error: Exception) -> str:
-    """Return what is wrong with a type; pydantic's own texts are long, and their advice does not help."""
-    if isinstance(error, PydanticSchemaGenerationError) and (found := _WITHOUT_SCHEMA.match(error.message)):
-        rule = "must be a pydantic model, a dataclass, a TypedDict or a type that pydantic knows"
-        return f"{printable(found[1], _LONGEST_CAUSE)} {rule}"
-    if isinstance(error, PydanticErrorMixin):
-        first_line = error.message.partition("\n")[0]
-        return f"{type(error).__name__}: {printable(first_line, _LONGEST_CAUSE)}"
-    return _cause(error)
+    payload_type(type(processor))  # raises InvalidTarget if it cannot be used
 
 
 def _check_hooks(processor: JobProcessor[Any], name: str) -> None:
@@ -388,7 +375,7 @@ def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:
         ),
         progress_timeout=progress_timeout,
         concurrency=min(processor.concurrency or slots, slots),
-        result_type=result_type(processor.process),
+        result_type=return_type(type(processor)),
         is_async=any(inspect.iscoroutinefunction(each) for each in functions),
         has_own_timeout=isinstance(processor.timeout, int | float) or progress_timeout is not None,
         origin=None,

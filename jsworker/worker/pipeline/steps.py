@@ -260,10 +260,8 @@ class NamedStep:
 
     def _result_type(self, function: Callable[..., Any]) -> TypeAdapter[Any]:
         try:
-            found = strict_json.result_type(function)
-            found.rebuild(raise_errors=True)
+            return strict_json.result_type(function)
         except PydanticUserError:
             raise InvalidStep(
                 f"step {shown(self.name)}: the return type of its function has no JSON form"
             ) from None
-        return found
