@@ -1,7 +1,9 @@
 """Strict JSON: what is accepted survives jsonb unchanged; everything else is refused in one line."""
 
+import asyncio
 import json
 import math
+from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, model_serializer
 
 from jsworker.core.errors import InvalidJson
-from jsworker.core.strict_json import MAX_DEPTH, adapter_of, dumps, loads, write_result
+from jsworker.core.strict_json import ANYTHING, MAX_DEPTH, adapter_of, dumps, loads, write_result
 
 unhurried = settings(deadline=None)  # the machine may be busy
 
@@ -269,6 +271,15 @@ def test_a_list_with_fields_is_a_list() -> None:
     tags = Tags("x")
     tags.append(1)
     assert dumps({"tags": tags}) == '{"tags":[1]}'
+
+
+def test_a_coroutine_in_a_result_is_named_as_what_it_is() -> None:
+    with closing(asyncio.sleep(0)) as call:
+        for adapter in (ANYTHING, adapter_of(dict[str, Any])):
+            with pytest.raises(
+                InvalidJson, match=r"^result holds a coroutine that was never awaited \(at a\[0\]\)$"
+            ):
+                write_result({"a": [call]}, adapter)
 
 
 def test_the_adapter_of_a_type_is_made_once() -> None:

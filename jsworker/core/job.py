@@ -118,7 +118,7 @@ class _Ownership(Protocol):
     def steps(self) -> _Steps: ...
 
 
-class _Call(Coroutine[Any, Any, Any]):
+class JobCall(Coroutine[Any, Any, Any]):
     """A call of a job's method that tells its run when it is deleted without having been awaited.
 
     A call that was closed, or whose task was cancelled before the call began, is not reported. A coroutine of
@@ -135,14 +135,17 @@ class _Call(Coroutine[Any, Any, Any]):
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
+        """Resume the coroutine."""
         self._is_untouched = False
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
+        """Raise an error in the coroutine."""
         self._is_untouched = False
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
+        """End the coroutine."""
         self._is_untouched = False
         self._coroutine.close()
 
@@ -159,7 +162,7 @@ def _awaited(method: Method) -> Method:
 
     @wraps(method)
     def made(job: "Job[Any]", *args: Any, **named: Any) -> Any:
-        return _Call(method(job, *args, **named), job._ownership)  # noqa: SLF001 -- of this module
+        return JobCall(method(job, *args, **named), job._ownership)  # noqa: SLF001 -- of this module
 
     # Before Python 3.12 a plain function cannot be marked as returning a coroutine.
     mark: Callable[[Any], Any] = getattr(inspect, "markcoroutinefunction", lambda function: function)

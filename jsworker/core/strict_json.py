@@ -326,7 +326,7 @@ def _check(value: Any, what: str = "", depth: int = 0) -> bool:
     if isinstance(value, _CONTAINERS):
         return _check_parts(value, what, depth)
     if value is not None:
-        raise InvalidJson(f"{what} holds a value of type {type(value).__name__}, which is no JSON")
+        raise InvalidJson(f"{what} holds {_without_form(value)}")
     return True
 
 
@@ -378,7 +378,13 @@ def _unwritable(value: Any, adapter: TypeAdapter[Any]) -> str:
         return circle
     if not place and part is not parts:
         return circle
-    return f"a value of type {type(part).__name__}, which is no JSON{place}"
+    return f"{_without_form(part)}{place}"
+
+
+def _without_form(value: Any) -> str:
+    if isinstance(value, Coroutine):
+        return "a coroutine that was never awaited"
+    return f"a value of type {type(value).__name__}, which is no JSON"
 
 
 def _find(value: Any, check: Callable[[Any], object]) -> tuple[str, Any]:

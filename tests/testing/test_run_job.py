@@ -177,6 +177,21 @@ async def test_a_call_that_is_never_awaited_fails_the_run(call: str) -> None:
         await run_job(Forgetful, {})
 
 
+async def test_a_coroutine_that_is_returned_without_await_fails_the_run() -> None:
+    def returning(made: Callable[[Job[Any]], Any]) -> type[JobProcessor]:
+        class Returning(JobProcessor):
+            def process(self, job: Job[dict[str, Any]]) -> Any:
+                return made(job)
+
+        return Returning
+
+    says = r"^job\.step\(\) has done nothing, for it was never awaited: .* job\.sync\.step\(\)$"
+    with pytest.raises(UsageError, match=says):
+        await run_job(returning(lambda job: job.step("a", print)), {})
+    with pytest.raises(UsageError, match=r"^process returned a coroutine that was never awaited: write"):
+        await run_job(returning(lambda _: asyncio.sleep(0)), {})
+
+
 @pytest.mark.filterwarnings("ignore:coroutine 'Job:RuntimeWarning")  # Python's own
 async def test_a_call_that_an_error_beside_it_has_dropped_is_never_awaited() -> None:
     def build() -> Any:

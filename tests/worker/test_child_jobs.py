@@ -540,6 +540,19 @@ async def test_a_call_without_await_takes_nothing_from_a_transaction_but_the_att
     )
 
 
+async def test_a_call_that_is_returned_without_await_takes_the_attempt(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    def plain(job: Job[Any]) -> Any:
+        return job.step("charge", print) if job.attempt == 1 else "done"
+
+    running = await start(scripted(plain))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "completed")
+    assert (row["attempts"], row["result"]) == (2, "done")
+    assert "for it was never awaited" in running.events.of("job.error")[0]["error"]
+
+
 @pytest.mark.parametrize("how", ["return", "coroutine", "thread"])
 async def test_it_stays_its_owners_while_a_producer_takes_the_key_of_a_child(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings, how: str

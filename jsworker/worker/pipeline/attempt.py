@@ -1,7 +1,7 @@
 """One attempt at a job, from its row to its outcome; the processor runs on the loop or in a thread."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -96,6 +96,8 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
             value = await _call(run, job, services)
         if run.unfinished is not None:  # it left the loop over the tries by break or return
             raise run.unfinished
+        if isinstance(value, Coroutine):
+            run.refuse_coroutine(value)
         if run.never_awaited is not None:
             run.refuse_never_awaited()
     finally:

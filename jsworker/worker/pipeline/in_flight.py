@@ -3,17 +3,17 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import UsageError
-from jsworker.core.job import Job
+from jsworker.core.job import Job, JobCall
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.stream.message import Delivery
 from jsworker.worker.pipeline.kinds import Kind
@@ -144,6 +144,17 @@ class Run:
                 f"{call} has done nothing, for it was never awaited: write await {call}, in a plain function"
                 f" job.sync.{self.never_awaited}()"
             )
+
+    def refuse_coroutine(self, returned: Coroutine[Any, Any, Any]) -> NoReturn:
+        """Raise UsageError for a coroutine that the processor has returned in place of its result."""
+        if isinstance(returned, JobCall):
+            self.never_awaited = returned.__name__
+        returned.close()  # else Python warns that it was never awaited
+        self.refuse_never_awaited()
+        raise UsageError(
+            "process returned a coroutine that was never awaited: write return await;"
+            " a decorator of a coroutine function needs functools.wraps"
+        )
 
     def thresholds(self, quiet_seconds: float) -> dict[str, float | None]:
         """Return the thresholds of silence while the run is quiet for ``quiet_seconds``."""
