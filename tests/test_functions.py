@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import date
 from typing import Any, TypeVar
@@ -136,6 +137,18 @@ def test_the_return_type_is_that_of_the_function() -> None:
 async def test_the_plain_function_can_be_called() -> None:
     assert await count_words.function(Text(text="to be or")) == 3
     assert await count_words().function(Text(text="to be or")) == 3
+
+
+def test_a_call_of_the_class_tells_how_the_function_is_called() -> None:
+    refused: Any = count_words
+    says = r"^count_words is a processor: enqueue it, or call count_words\.function\(…\)$"
+    with pytest.raises(TypeError, match=says):
+        refused(Text(text="a"))
+    with pytest.raises(TypeError, match=says):
+        refused(text="a")
+    assert str(inspect.signature(count_words)) == "()"
+    [kind] = resolve_kinds([count_words()], load_settings(database_url="postgresql://x@y/z")).values()
+    assert kind.origin == f"{__name__}:count_words"  # another process can make this instance
 
 
 def test_it_can_be_subclassed() -> None:

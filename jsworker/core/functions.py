@@ -73,6 +73,18 @@ class FunctionProcessor(JobProcessor[Payload], Generic[Given_contra, Payload, An
         function: the undecorated function, to be called in tests.
     """
 
+    if not TYPE_CHECKING:  # for type checkers, and for ``inspect.signature``, it takes no arguments
+
+        def __init__(self, *args: Any, **named: Any) -> None:
+            if args or named:
+                name = type(self).__name__
+                raise TypeError(f"{name} is a processor: enqueue it, or call {name}.function(…)")
+            super().__init__()
+
+        __init__.__signature__ = inspect.Signature(
+            [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+        )
+
     def process(self, job: Job[Payload]) -> Answer_co:
         """Call the function."""
         raise NotImplementedError

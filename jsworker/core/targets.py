@@ -6,12 +6,14 @@ Modules are found in the working directory too. ``NAME`` is a processor's class,
 
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -43,9 +45,8 @@ def load_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[A
     found, abstract = _search(target)
     if not found:
         fault = f"target {target}: module {target} defines no JobProcessor"
-        raise InvalidTarget(
-            f"{fault} that can run: {'; '.join(map(_lacks, abstract))}" if abstract else fault
-        )
+        reason = f" that can run: {'; '.join(map(_lacks, abstract))}" if abstract else _hidden_by(target)
+        raise InvalidTarget(f"{fault}{reason}")
     return found
 
 
@@ -126,9 +127,22 @@ def load_named(target: str, what: str, example: str) -> Any:
     for name in parts["names"].split("."):
         if not hasattr(found, name):
             owner = "module" if isinstance(found, ModuleType) else "class"
-            raise InvalidTarget(f"target {target}: {owner} {found.__name__} has no {name}")
+            fault = f"target {target}: {owner} {found.__name__} has no {name}"
+            raise InvalidTarget(f"{fault}{_hidden_by(parts['module'])}")
         found = getattr(found, name)
     return _call(target, found) if parts["call"] else found
+
+
+def _hidden_by(name: str) -> str:
+    """Return in words which module was imported in place of one of the working directory; "": none was."""
+    name = name.partition(".")[0]
+    own = PathFinder.find_spec(name, [str(working_directory())])
+    imported = getattr(sys.modules[name], "__file__", None)
+    if own is None or own.origin is None or imported is None:
+        return ""
+    if os.path.realpath(imported) == os.path.realpath(own.origin):
+        return ""
+    return f"; it is {imported}, which hides {own.origin}: rename yours"
 
 
 def import_modules(names: str) -> None:

@@ -1,5 +1,6 @@
 """``jsworker run MODULE``: all processors of a module or a package."""
 
+import graphlib
 import json
 import signal
 from pathlib import Path
@@ -65,13 +66,14 @@ def _modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "empty.py": "from elsewhere import Elsewhere\n",
         "misspelled.py": CLASS.format(name="SendMail").replace("process", "perform")
         + CLASS.format(name="SendText").replace("process", "run"),
+        "graphlib.py": CLASS.format(name="Standard"),
         "broken/__init__.py": "",
         "broken/half.py": "def\n",
     }
     for name, text in modules.items():
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(text)
-    for name in {each.split("/")[0].removesuffix(".py") for each in modules}:
+    for name in {each.split("/")[0].removesuffix(".py") for each in modules} - {"graphlib"}:
         monkeypatch.delitem(__import__("sys").modules, name, raising=False)
 
 
@@ -90,6 +92,8 @@ def test_those_of_a_package_are_all_that_its_modules_define() -> None:
 REFUSALS = {
     "empty": "target empty: module empty defines no JobProcessor",
     "misspelled": "JobProcessor that can run: misspelled:SendMail is abstract, it must define process; ",
+    "graphlib": f"defines no JobProcessor; it is {graphlib.__file__}, which hides {{here}}/graphlib",
+    "graphlib:Standard": f"has no Standard; it is {graphlib.__file__}, which hides {{here}}/graphlib",
     "nowhere": "target nowhere: there is no module nowhere in ",
     "empty.py": "target empty.py: write the module, empty, not the file empty.py",
     "empty.py:SendMail": "target empty.py:SendMail: write the module, empty, not the file empty.py",
