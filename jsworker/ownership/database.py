@@ -87,7 +87,6 @@ class Database:
 
     Attributes:
         url: for SQLAlchemy engines; its ``repr`` hides the password.
-        arguments: returns the driver's arguments for a new connection; raises OSError if a file cannot be read.
         place: where the database is, for messages: ``host:port/name``.
         revision: of its schema, as ``migrated_to`` found it last; None: not asked yet, or there is none.
     """
@@ -108,9 +107,8 @@ class Database:
         ``statement_timeout`` is the seconds until a statement is given up; after ``close`` every statement raises
         RuntimeError, which says that the ``owner`` is closed.
         """
-        current = dsn if callable(dsn) else lambda: dsn
-        self.url = driver_url(current())
-        self.arguments: Callable[[], dict[str, Any]] = partial(_arguments_now, current)
+        self._dsn = dsn if callable(dsn) else lambda: dsn
+        self.url = driver_url(self._dsn())
         self.place = place_of(self.url)
         self._statement_timeout = statement_timeout
         pool = partial(Pool, self.arguments, owner=owner)
@@ -126,6 +124,16 @@ class Database:
     def wait_at_least(self, seconds: float) -> None:
         """Give up statements after ``seconds`` at the earliest."""
         self._statement_timeout = max(self._statement_timeout, seconds)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the driver's arguments for a new connection.
+
+        Raises OSError for a file that cannot be read, or a URL that cannot be used any more: it may be put right.
+        """
+        try:
+            return arguments_of(driver_url(self._dsn()), statement_timeout=self._statement_timeout)
+        except SettingsError as error:
+            raise OSError(str(error)) from None
 
     def pools_by_name(self) -> dict[str, Pool]:
         """Return the pools by name, for inspection."""
@@ -370,14 +378,6 @@ class Reads(Database):
     def _reading(self, statement: TextClause, parameters: Parameters | None, **read: str) -> Any:
         values = {**(parameters or {}), **self._read, **read}
         return partial(self._statements.execute, statement, values, first=self._first)
-
-
-def _arguments_now(current: Callable[[], str]) -> dict[str, Any]:
-    """Return the driver's arguments; OSError for a URL that cannot be used any more: its file may be put right."""
-    try:
-        return arguments_of(driver_url(current()))
-    except SettingsError as error:
-        raise OSError(str(error)) from None
 
 
 def place_of(url: URL) -> str:

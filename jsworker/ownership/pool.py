@@ -18,7 +18,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg.abc import Buffer, Loader
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import make_conninfo, timeout_from_conninfo
 from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import namedtuple_row, tuple_row
@@ -46,8 +46,7 @@ Row: TypeAlias = Any
 
 CONNECT_ARGUMENTS: Final[Parameters] = {
     "prepare_threshold": None,  # prepared statements belong to a session, which a pooler may swap
-    # For each host of the URL: the next is tried within a statement time-out. The driver's least.
-    "connect_timeout": 2,
+    "connect_timeout": 2,  # the driver's least; see ``arguments_of``
     "application_name": "jsworker",
     # Before the first statement: the driver returns bytes for text in SQL_ASCII. PgBouncer passes it on.
     "client_encoding": SESSION_SETTINGS["client_encoding"],
@@ -73,6 +72,8 @@ _LONGEST_INTEGER: Final = 4_000
 """Digits; Python refuses to read more than 4,300."""
 _SPARE_SECONDS: Final = 10.0
 """A connection of the overflow that was not used for so long is closed when the next one comes back."""
+_LONGEST_LOGIN_SECONDS: Final = 5.0
+"""More than seven round trips by way of a satellite, so many as a login with a password and TLS takes."""
 _LATE_SECONDS: Final = 5.0
 """A connection may be made so long after its statement was given up."""
 DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
@@ -278,17 +279,24 @@ async def connect(arguments: Mapping[str, Any]) -> Connection:
     return connection
 
 
-def arguments_of(url: URL) -> dict[str, Any]:
-    """Return the driver's arguments to connect to a URL."""
+def arguments_of(url: URL, *, statement_timeout: float = 0.0) -> dict[str, Any]:
+    """Return the driver's arguments to connect to a URL.
+
+    A login to one host may take as long as the URL's ``connect_timeout``. If it has none, all the hosts share two
+    thirds of the statement time-out, so that the last of them, or the next address of a name, is tried in time.
+    """
     _, arguments = DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
-    return {**arguments, **CONNECT_ARGUMENTS}
+    hosts = str(arguments.get("host", "")).count(",") + 1
+    allowed = int(min(statement_timeout * 2 / 3 / hosts, _LONGEST_LOGIN_SECONDS))
+    seconds = arguments.get("connect_timeout", max(CONNECT_ARGUMENTS["connect_timeout"], allowed))
+    return {**arguments, **CONNECT_ARGUMENTS, "connect_timeout": seconds}
 
 
 def driver_url(dsn: str) -> URL:
     """Return a PostgreSQL URL for SQLAlchemy, with the driver in it.
 
     Raises SettingsError when SQLAlchemy cannot read the hosts and ports in its query, and for an option in it that
-    libpq does not know, or that is given twice.
+    libpq does not know, or that is given twice, or for a ``connect_timeout`` that is no number.
     """
     url = make_url(dsn).set(drivername="postgresql+psycopg")
     try:
@@ -308,6 +316,10 @@ def driver_url(dsn: str) -> URL:
         make_conninfo(**arguments)
     except psycopg.ProgrammingError as error:
         raise SettingsError(f"{rule}: {printable(str(error).strip(), 200)}") from None
+    try:
+        timeout_from_conninfo(arguments)
+    except psycopg.ProgrammingError:
+        raise SettingsError(f"{variable} must have a number of seconds as connect_timeout") from None
     return url
 
 

@@ -27,7 +27,7 @@ from alembic import command
 from jsworker.core.errors import DatabaseRefused, JsworkerError, SettingsError
 from jsworker.core.names import printable
 from jsworker.ownership.database import REVISIONS, place_of
-from jsworker.ownership.pool import CONNECT_ARGUMENTS, driver_url
+from jsworker.ownership.pool import arguments_of, driver_url
 from jsworker.ownership.refusals import RowRefused, map_error
 from jsworker.ownership.schema import SCHEMA, metadata
 from jsworker.ownership.session_settings import SESSION, begin_sessions, check_session
@@ -184,7 +184,7 @@ def run_migrations(context: "EnvironmentContext") -> None:
 
 
 def _engine(url: URL) -> Engine:
-    arguments = dict(CONNECT_ARGUMENTS)
+    arguments = arguments_of(url)
     engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
     begin_sessions(engine)
     return engine

@@ -200,6 +200,7 @@ NO_OPTION = "must have options of PostgreSQL in its query: invalid connection op
         ("db upgrade", "autocommit=false", f'{NO_OPTION} "autocommit"'),
         ("jobs", "conninfo=sesame", f'{NO_OPTION} "conninfo"'),
         ("doctor", "user=sesame&user=b", "must give the option user once"),
+        ("jobs", "connect_timeout=sesame", "must have a number of seconds as connect_timeout"),
     ],
 )
 @pytest.mark.usefixtures("here")

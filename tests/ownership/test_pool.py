@@ -229,6 +229,45 @@ async def test_a_connection_that_is_made_too_late_for_its_statement_serves_the_n
         await answered(lambda: database.run(PID))
 
 
+async def test_a_login_over_a_long_way_has_most_of_the_time_of_a_statement(database_url: str) -> None:
+    async with proxied(database_url) as (proxy, url), opened(url, statement_timeout=20.0) as database:
+        proxy.slow_down(0.6)  # each way, and a login goes and comes twice
+        [row] = await database.run(PID)
+        assert row.pid
+
+
+@pytest.mark.parametrize(
+    ("query", "statement_timeout", "seconds"),
+    [
+        ("", 3.0, 2),
+        ("", 6.0, 4),
+        ("", 60.0, 5),
+        ("?host=a,b&port=1,2", 9.0, 3),
+        ("?host=a:1&host=b:2&host=c:3", 3.0, 2),
+        ("?connect_timeout=20", 3.0, "20"),
+    ],
+)
+def test_the_hosts_of_a_url_share_the_time_for_logins(
+    query: str, statement_timeout: float, seconds: object
+) -> None:
+    database = Database(f"postgresql:///jobs{query}", statement_timeout=statement_timeout)
+    assert database.arguments()["connect_timeout"] == seconds
+
+
+async def test_the_next_host_is_tried_within_a_statement(database_url: str) -> None:
+    async with proxied(database_url) as (proxy, url):
+        proxy.black_hole()
+        silent, answers = (make_url(each) for each in (url, database_url))
+        hosts = {
+            "host": f"{silent.host},{answers.host}",
+            "port": f"{silent.port},{answers.port}",
+        }
+        both = answers.set(host=None, port=None).update_query_dict(hosts)
+        async with opened(both.render_as_string(hide_password=False), statement_timeout=9.0) as database:
+            [row] = await database.run(PID)
+            assert row.pid
+
+
 async def test_a_connection_that_comes_back_half_way_is_not_lent_again(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

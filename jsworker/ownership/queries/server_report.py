@@ -9,11 +9,10 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import psycopg
 from sqlalchemy import Constraint, ForeignKeyConstraint, Index, PrimaryKeyConstraint, text
-from sqlalchemy.engine import URL
 from sqlalchemy.schema import CreateIndex
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import DIALECT, Connection, Row, arguments_of, backend_of, connect
+from jsworker.ownership.pool import DIALECT, Connection, Row, backend_of, connect
 from jsworker.ownership.schema import metadata
 from jsworker.ownership.session_settings import ENCODING, SESSION_SETTINGS
 
@@ -352,12 +351,12 @@ async def read_holders(database: Database) -> list[Holder]:
 
 async def read_link(database: Database) -> Link:
     """Connect twice and return what this shows about the link; with the errors of ``Database.run``."""
-    return await database.call(partial(_read_link, database.url), _LINK_SECONDS)
+    return await database.call(partial(_read_link, database), _LINK_SECONDS)
 
 
-async def _read_link(url: URL) -> Link:
+async def _read_link(database: Database) -> Link:
     # Straight through the driver: SQLAlchemy begins a transaction, which a pooler may refuse.
-    arguments = arguments_of(url) | {"autocommit": True}
+    arguments = database.arguments() | {"autocommit": True}
     async with await connect(arguments) as first, await connect(arguments) as second:
         return Link(bool(first.pgconn.ssl_in_use), _is_local(first), await _sharing(first, second))
 
