@@ -49,7 +49,7 @@ MOST_ATTEMPTS: Final = 1_000_000
 MOST_STALLS: Final = 100  # the table, too, refuses more for a job that was never claimed
 _NO_SPAN: Final = TraceContext()
 _BATCH: Final = 5000
-_BATCH_CHARACTERS: Final = 8_000_000  # of payloads in one statement; a larger payload has its own
+_BATCH_CHARACTERS: Final = 1_000_000  # of payloads in one statement; a larger payload has its own
 _AT_ONCE: Final = 2
 _SHARED_BATCH: Final = 500
 _Answer = Enqueued | JsworkerError
@@ -337,7 +337,7 @@ async def insert(
 
 
 def for_statements(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
-    """Yield the jobs of each statement: up to 5,000 with 8 million characters of payload, or a larger one."""
+    """Yield the jobs of each statement: up to 5,000 with a million characters of payload, or a larger one."""
     batch: list[NewJob] = []
     size = 0
     for job in jobs:

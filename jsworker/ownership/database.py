@@ -66,6 +66,11 @@ _BLOCKED_SECONDS = 1.0
 _BYTES_A_SECOND = 1_000_000
 """The least throughput expected of a connection; halved for each earlier try of a statement."""
 _MOST_DOUBLINGS = 6
+_LEARNT_DOUBLINGS = 4
+"""That the time-outs of earlier statements cause. This expects half of 1 Mbit/s, as of two statements at once on such a
+line, and lets PostgreSQL's silence hold back a caller with a megabyte for 20 s; with more it would be minutes."""
+_LARGE_BYTES = 65_536
+"""The time of a statement with fewer bytes tells nothing about the line."""
 READ_ONLY = text("""
 SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', :read_milliseconds, true),
   set_config('enable_sort', :read_sort, true), set_config('jit', 'off', true)
@@ -116,10 +121,15 @@ class Database:
         self._by_key = pool(size=pool_size, overflow=pool_size, keeps_plans=True)
         self._heartbeats = pool(size=1, overflow=2, keeps_plans=True)
         self._given_up: set[asyncio.Task[object]] = set()
+        self._doublings = 0
 
     def seconds_for(self, size: int, *, tries: int = 0) -> float:
-        """Return the seconds for a statement that sends or reads ``size`` bytes; each try doubles their part."""
-        return self._statement_timeout + size * (1 << min(tries, _MOST_DOUBLINGS)) / _BYTES_A_SECOND
+        """Return the seconds for a statement that sends or reads ``size`` bytes; each try doubles their part.
+
+        So does each other large statement that is given up, until one is fast enough for less time.
+        """
+        doublings = max(self._doublings, min(tries, _MOST_DOUBLINGS))
+        return self._statement_timeout + _seconds_of(size, doublings)
 
     def wait_at_least(self, seconds: float) -> None:
         """Give up statements after ``seconds`` at the earliest."""
@@ -149,12 +159,13 @@ class Database:
         parameters: Parameters | None = None,
         *,
         seconds: float | None = None,
+        size: int = 0,
         waits: bool = False,
     ) -> Sequence[Row]:
-        """Run one statement as one transaction and return its rows, within ``seconds`` or the statement time-out.
+        """Run one statement as one transaction and return its rows, within ``seconds`` or ``seconds_for(size)``.
 
-        With ``waits`` the statement may wait for a transaction of the application; such statements leave some
-        connections to others.
+        ``size`` is about how many bytes it sends; their time tells what to expect of the line. With ``waits`` the
+        statement may wait for a transaction of the application; such statements leave some connections to others.
 
         Raises:
             DatabaseUnavailable: no answer in time, or no connection. The statement
@@ -163,7 +174,7 @@ class Database:
             DatabaseRefused: anything else that PostgreSQL refused.
         """
         run = partial(self._statements.execute, statement, parameters, waits=waits)
-        return await self._execute(run, seconds)
+        return await self._execute(run, seconds, size)
 
     async def run_along_index(
         self, statement: TextClause, parameters: Parameters, *, seconds: float | None = None
@@ -178,6 +189,7 @@ class Database:
         parameters: Parameters,
         *,
         seconds: float | None = None,
+        size: int = 0,
         first: TextClause | None = None,
         waits: bool = False,
     ) -> Sequence[Row]:
@@ -187,28 +199,32 @@ class Database:
 
         ``first`` is a statement with the same parameters that comes before it in the same transaction.
         """
-        end_after = None if first is None else _END_AFTER * (seconds or self._statement_timeout)
+        end_after = None if first is None else _END_AFTER * (seconds or self.seconds_for(size))
         run = partial(self._by_key.execute, plain=True, first=first, end_after=end_after, waits=waits)
-        return await self._execute(partial(run, statement, parameters), seconds)
+        return await self._execute(partial(run, statement, parameters), seconds, size)
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
         """Send a COPY … FROM STDIN its lines; as one transaction, with the errors of ``run``."""
-        await self.call(lambda: self._statements.copy_in(statement, lines), self.seconds_for(len(lines)))
+        await self.call(lambda: self._statements.copy_in(statement, lines), size=len(lines))
 
     async def in_transaction(
-        self, write: Callable[[Transaction], Coroutine[Any, Any, T]], *, seconds: float | None = None
+        self,
+        write: Callable[[Transaction], Coroutine[Any, Any, T]],
+        *,
+        seconds: float | None = None,
+        size: int = 0,
     ) -> T:
         """Call ``write`` in one transaction and return its result; with the errors of ``run``.
 
         ``write`` is called again after a conflict such as a deadlock.
         """
-        end_after = _END_AFTER * (seconds or self._statement_timeout)
+        end_after = _END_AFTER * (seconds or self.seconds_for(size))
 
         async def call() -> T:
             async with self._statements.transaction(end_after=end_after) as opened:
                 return await write(opened)
 
-        return await self._execute(call, seconds)
+        return await self._execute(call, seconds, size)
 
     async def run_heartbeat(
         self, statement: TextClause, parameters: Parameters | None = None
@@ -220,9 +236,11 @@ class Database:
         """Ask for a sign of life, on the connection kept for heartbeats."""
         await self.run_heartbeat(_PING)
 
-    async def call(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None) -> T:
+    async def call(
+        self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None, size: int = 0
+    ) -> T:
         """Return the result of a call of the driver, within a deadline; with the errors of ``run``."""
-        seconds = self._statement_timeout if seconds is None else seconds
+        seconds = self.seconds_for(size) if seconds is None else seconds
         # A task of its own: when the deadline strikes, the driver may need seconds more to cancel on the
         # server; the caller must not wait for that.
         task: asyncio.Task[T] = asyncio.create_task(call())
@@ -238,11 +256,21 @@ class Database:
             raise
         if not done:
             self._give_up(task)
-            raise DatabaseTimeout(f"PostgreSQL at {self.place} did not answer within {round(seconds, 3):g} s")
+            late = f"PostgreSQL at {self.place} did not answer within {round(seconds, 3):g} s"
+            if size > _LARGE_BYTES:
+                # Not twice for two that were under way at once.
+                if seconds >= self.seconds_for(size):
+                    self._doublings = min(self._doublings + 1, _LEARNT_DOUBLINGS)
+                late += f" to a statement of {size} bytes, for which the line may be too slow"
+            raise DatabaseTimeout(late)
         try:
-            return task.result()
+            result = task.result()
         except DRIVER_ERRORS as error:
             raise map_error(error, self.place) from None
+        took = loop.time() - due_at + seconds
+        if self._doublings and size > _LARGE_BYTES and took < _seconds_of(size, self._doublings - 1):
+            self._doublings -= 1
+        return result
 
     async def end_given_up(self) -> None:
         """Wait until statements that were given up have ended, and their locks with them; then ask for a sign of life."""
@@ -296,14 +324,16 @@ class Database:
         for pool in (self._heartbeats, self._by_key, self._statements):
             await pool.close()
 
-    async def _execute(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
+    async def _execute(
+        self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None, size: int = 0
+    ) -> T:
         for _ in range(_CONFLICT_TRIES - 1):
             try:
-                return await self.call(call, seconds)
+                return await self.call(call, seconds, size)
             except DatabaseRefused as error:
                 if error.sqlstate not in CONFLICTS:
                     raise
-        return await self.call(call, seconds)
+        return await self.call(call, seconds, size)
 
     def _give_up(self, task: asyncio.Task[object]) -> None:
         task.cancel()
@@ -360,7 +390,8 @@ class Reads(Database):
         parameters: Parameters | None = None,
         *,
         seconds: float | None = None,
-        waits: bool = False,  # noqa: ARG002 -- reads wait for no producer
+        size: int = 0,  # noqa: ARG002 -- reads send little
+        waits: bool = False,  # noqa: ARG002 -- and wait for no producer
     ) -> Sequence[Row]:
         """Run one reading statement; see ``Database.run``."""
         return await self._execute(self._reading(statement, parameters, read_sort="on"), seconds)
@@ -378,6 +409,10 @@ class Reads(Database):
     def _reading(self, statement: TextClause, parameters: Parameters | None, **read: str) -> Any:
         values = {**(parameters or {}), **self._read, **read}
         return partial(self._statements.execute, statement, values, first=self._first)
+
+
+def _seconds_of(size: int, doublings: int) -> float:
+    return size * (1 << doublings) / _BYTES_A_SECOND
 
 
 def place_of(url: URL) -> str:

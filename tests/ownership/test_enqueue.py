@@ -1,7 +1,9 @@
 """ENQUEUE: a job is a row first, in its producer's transaction; one live job holds a unique key."""
 
 import asyncio
+import json
 import multiprocessing
+import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
@@ -17,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 
 from jsworker.core import strict_json
-from jsworker.core.errors import TransitionRefused
+from jsworker.core.errors import DatabaseTimeout, TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions.enqueue import (
@@ -28,8 +30,11 @@ from jsworker.ownership.transitions.enqueue import (
     new_job_id,
 )
 from jsworker.ownership.transitions.enqueue_terms import statement_for
+from tests.support.polling import eventually as eventually_done
+from tests.support.proxy import proxied
 
-from .polling import eventually
+from .calls import opened
+from .polling import answered, eventually
 from .rows import KIND, Sql, age, insert_job, read_events, read_job, read_value, waits
 
 MANY = 10_000
@@ -161,22 +166,70 @@ def vanishing(sql: Sql) -> Iterator[None]:
     sql.execute("DROP SEQUENCE tries")
 
 
+class TestSlowLine:
+    """A statement of many bytes has time for them, also where they take longer than is expected."""
+
+    async def test_it_gets_more_time_until_the_line_is_fast_again(self, database_url: str) -> None:
+        text = json.dumps(secrets.token_hex(250_000))
+        async with (
+            proxied(database_url) as (proxy, url),
+            opened(url, statement_timeout=1.0) as database,
+        ):
+
+            async def one() -> Enqueued:
+                return await enqueue(database, KIND, NewJob(new_job_id(), text, None), publish_after=300.0)
+
+            await one()
+            near = database.seconds_for(len(text))
+            proxy.slow_down(0.06, dribble_bytes=16_384)  # a job takes two seconds
+            too_slow = r"within 1\.5 s to a statement of 500002 bytes, for which the line may be too slow$"
+            with pytest.raises(DatabaseTimeout, match=too_slow):
+                await one()
+            assert (await answered(one)).created
+            assert database.seconds_for(len(text)) > near
+            proxy.restore()
+
+            async def as_before() -> None:
+                await answered(one)
+                assert database.seconds_for(len(text)) == near
+
+            await eventually_done(as_before)
+
+    async def test_a_silent_server_holds_nobody_for_minutes(self, database_url: str) -> None:
+        new = NewJob(new_job_id(), json.dumps(secrets.token_hex(33_000)), None)
+        async with proxied(database_url) as (proxy, url), opened(url, statement_timeout=0.1) as database:
+            await answered(database.ping)
+            proxy.black_hole()
+            for _ in range(6):
+                with pytest.raises(DatabaseTimeout):
+                    await enqueue(database, KIND, new, publish_after=300.0)
+            assert database.seconds_for(1_000_000) == pytest.approx(16.1)
+
+    async def test_two_statements_at_once_are_one_sign(self, database_url: str) -> None:
+        new = [NewJob(new_job_id(), json.dumps(secrets.token_hex(33_000)), None) for _ in range(3)]
+        async with proxied(database_url) as (proxy, url), opened(url, statement_timeout=0.1) as database:
+            proxy.black_hole()
+            tries = [enqueue(database, KIND, each, publish_after=300.0) for each in new]
+            ended = await asyncio.gather(*tries, return_exceptions=True)
+            assert [type(each) for each in ended] == [DatabaseTimeout] * 3
+            assert database.seconds_for(1_000_000) == pytest.approx(2.1)
+
+
 class TestMany:
     async def test_rows_take_time_beside_their_payloads(
         self, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        allowed: list[float] = []
+        sizes: list[int] = []
         run = database.run
 
-        async def noted(*given: Any, seconds: float | None = None, **how: Any) -> Any:
-            if seconds is not None:
-                allowed.append(seconds)
-            return await run(*given, seconds=seconds, **how)
+        async def noted(*given: Any, size: int = 0, **how: Any) -> Any:
+            sizes.append(size)
+            return await run(*given, size=size, **how)
 
         monkeypatch.setattr(database, "run", noted)
         new = [NewJob(new_job_id(), "{}", f"key-{place}") for place in range(5000)]
         assert all(answer.created for answer in await enqueue_many(database, KIND, new))
-        assert allowed == [database.seconds_for(5000 * (2 + 200))]
+        assert sizes == [5000 * (2 + 200)]
 
     async def test_ten_thousand_with_twins_inside_and_outside(self, database: Database, sql: Sql) -> None:
         held = {f"held-{place}": insert_job(sql, unique_key=f"held-{place}") for place in range(50)}

@@ -172,6 +172,7 @@ async def complete_with_child_jobs(
     size = len(run.result or "") + size_of(child.job for child in run.child_jobs)
     size += _STATEMENT_BYTES * sum(map(_is_alone, run.child_jobs))
     statement = complete.alone if wait else complete.batch
+    seconds = database.seconds_for(size, tries=tries)
 
     async def write(transaction: Transaction) -> Sequence[Row]:
         rows = await transaction.run(statement, complete.values(worker_id, runs))
@@ -183,7 +184,7 @@ async def complete_with_child_jobs(
 
     try:
         return await complete.written(
-            lambda _: database.in_transaction(write, seconds=database.seconds_for(size, tries=tries)),
+            lambda _: database.in_transaction(write, seconds=seconds, size=size),
             database,
             worker_id=worker_id,
             runs=runs,

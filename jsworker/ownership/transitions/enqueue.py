@@ -201,10 +201,10 @@ async def enqueue(
     """
     values = {**values_of(kind, job, publish_after), **more}
     asked = ENQUEUE if statement is None else statement
-    waits, seconds = job.unique_key is not None, database.seconds_for(len(job.payload))
+    waits, size = job.unique_key is not None, len(job.payload)
     for _ in range(TRIES):
         try:
-            rows = await database.run_by_key(asked, values, seconds=seconds, waits=waits)
+            rows = await database.run_by_key(asked, values, size=size, waits=waits)
         except DatabaseTimeout as error:
             if not waits:
                 raise
@@ -283,11 +283,10 @@ def values_of(kind: str, job: NewJob, publish_after: float) -> dict[str, Any]:
 async def _insert(
     database: Database, statement: TextClause, new: Sequence[NewJob], values: Mapping[str, Any]
 ) -> list[UUID]:
-    seconds = database.seconds_for(size_of(new))
     waits = any(job.unique_key is not None for job in new)
     # Statements with many keys may wait for long, so they do not use the pool of statements by key.
     run = database.run_by_key if len(new) < _LEAST_COPIED else database.run
-    rows = await run(statement, {**values, **arrays_of(new)}, seconds=seconds, waits=waits)
+    rows = await run(statement, {**values, **arrays_of(new)}, size=size_of(new), waits=waits)
     return [row[0] for row in rows]
 
 
@@ -300,7 +299,7 @@ def arrays_of(new: Sequence[NewJob]) -> dict[str, Any]:
 
 
 def size_of(new: Iterable[NewJob]) -> int:
-    """Return about how many bytes the rows of jobs take, for ``Database.seconds_for``."""
+    """Return about how many bytes the rows of jobs take, for ``Database.run``."""
     return sum(len(job.payload) + _ROW_BYTES for job in new)
 
 

@@ -305,10 +305,11 @@ class Settlement(Generic[EndedT]):
             wait: whether to wait for locks on the rows, for few runs only; else such a row is ``LOCKED``.
         """
         text = attrgetter(next(iter(self.columns.values())))
-        seconds = database.seconds_for(sum([len(text(run) or "") for run in runs]), tries=tries)
+        size = sum([len(text(run) or "") for run in runs])
+        seconds = database.seconds_for(size, tries=tries)
         execute = partial(database.run, self.alone) if wait else partial(database.run_by_key, self.batch)
         return await self.written(
-            lambda half: execute(self.values(worker_id, half), seconds=seconds),
+            lambda half: execute(self.values(worker_id, half), seconds=seconds, size=size),
             database,
             worker_id=worker_id,
             runs=runs,

@@ -83,7 +83,7 @@ async def enqueue_workflow(
             await transaction.run(INSERT_NEEDS, ends)
         await transaction.copy_in(COPY_MEMBERS, _pieces(batches))
 
-    await database.in_transaction(write, seconds=database.seconds_for(size))
+    await database.in_transaction(write, size=size)
 
 
 def _pieces(batches: Iterable[NewBatch]) -> Iterator[str]:
