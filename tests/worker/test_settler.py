@@ -1,6 +1,7 @@
 """Outcomes that are written alone: errors that come at once are no reason to try again at once."""
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import pytest
 from psycopg.sql import SQL, Identifier
 from sqlalchemy.engine import make_url
 
+from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import settle
 from jsworker.ownership.transitions.heartbeat import Orphan, orphaned_claims
@@ -22,6 +24,7 @@ from jsworker.worker.pipeline.outcomes import Interrupted, Snoozed
 from jsworker.worker.pipeline.settling import Settler
 from tests.support.contexts import make_context
 from tests.support.polling import eventually
+from tests.support.proxy import proxied
 from tests.worker.processors import KIND
 from tests.worker.rows import Rows
 
@@ -62,6 +65,41 @@ async def role(rows: Rows) -> AsyncIterator[str]:
     await rows.connection.execute(SQL("CREATE ROLE {} LOGIN CONNECTION LIMIT 1").format(Identifier(name)))
     yield name
     await rows.connection.execute(SQL("DROP ROLE {}").format(Identifier(name)))
+
+
+async def test_a_large_result_is_not_sent_again_once_it_is_committed(database_url: str, rows: Rows) -> None:
+    async with proxied(database_url) as (proxy, url), Database(url, statement_timeout=10.0) as database:
+        settler, _ = new_settler(database)
+        for length, times in ((100_000, 1), (10, 2)):
+            tries, job_id = Tries(), await running_job(rows)
+            lost = proxy.lose_next_answer(b'"lost')
+            completion = Completion(job_id, 1, json.dumps("lost" + "x" * length))
+            assert await settler._persist(tries.complete, completion) is Settled.COMPLETED
+            assert (lost.done(), tries.count) == (True, times)
+            assert (await rows.job(job_id))["result"] == "lost" + "x" * length
+
+
+@pytest.mark.parametrize(("by_another", "became"), [(False, Settled.COMPLETED), (True, Settled.LOST)])
+async def test_a_large_result_that_did_not_arrive_is_sent_again(
+    database_url: str, rows: Rows, *, by_another: bool, became: Settled
+) -> None:
+    tries, job_id = Tries(), await running_job(rows)
+    completion = Completion(job_id, 1, json.dumps("x" * 100_000))
+
+    async def complete(*arguments: Any, **named: Any) -> Any:
+        if not tries.count:
+            tries.count += 1
+            if by_another:  # under the same token, as after a failover that has lost a claim
+                await rows.query("UPDATE jsworker.jobs SET worker_id = 'another' WHERE id = %s", job_id)
+                other = Completion(job_id, 1, "1")
+                await settle.complete(database, worker_id="another", runs=[other])
+            raise DatabaseUnavailable("it takes long")
+        return await tries.complete(*arguments, **named)
+
+    async with Database(database_url, statement_timeout=10.0) as database:
+        settler, _ = new_settler(database)
+        assert await settler._persist(complete, completion) is became
+        assert tries.count == 2
 
 
 async def test_an_outcome_that_finds_a_server_read_only_is_tried_again_after_growing_pauses(

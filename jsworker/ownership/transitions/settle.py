@@ -365,6 +365,14 @@ fail: Settlement[Failure] = Settlement("fail", FAIL, waiting(FAIL), _FAILURE)
 release: Settlement[Return] = Settlement("release", RELEASE, waiting(RELEASE), _RETURN)
 
 
+async def is_completed(
+    database: Database, *, worker_id: str, run: Completion | Failure | Return | Snoozing
+) -> bool:
+    """Return whether this worker has completed a run's job under its token; the answer may have been lost."""
+    rows = await database.run(VERDICT, {"worker_id": worker_id, **_held([run])})
+    return [row.became for row in rows] == [Settled.COMPLETED.value]
+
+
 async def server_faults(database: Database, *, job_id: UUID) -> int:
     """Return how many times in a row a job was released because of a server's fault."""
     [row] = await database.run(SERVER_FAULTS, {"id": job_id})

@@ -168,9 +168,8 @@ class Settler:
         """
         if alone:
             return await self._persist(statement, ended)
-        is_large = isinstance(ended, Completion) and (_is_large(ended.result) or bool(ended.child_jobs))
         by_itself = partial(self._persist, statement, wait=False)
-        write = by_itself if is_large else self._batchers[statement].submit
+        write = by_itself if _is_large_completion(ended) else self._batchers[statement].submit
         for pause in _LOCKED_PAUSES:
             settled = await write(ended)
             if settled is None:
@@ -264,6 +263,8 @@ class Settler:
                     await self._context.health.wait_until_up()
                     up_since = up_since or boottime()
                     try:
+                        if tries and _is_large_completion(ended) and await self._is_completed(ended):
+                            return Settled.COMPLETED  # sending it again would take long
                         [settled] = await self._ask(statement, [ended], tries=tries, wait=wait)
                     except (DatabaseUnavailable, DatabaseRefused) as error:
                         up_since = await self._note_unanswered(ended.id, error, up_since)
@@ -293,6 +294,13 @@ class Settler:
         self._late.discard(job_id)
         if not self._late:
             self._context.complaints.end("outcomes")
+
+    async def _is_completed(self, ended: Ended) -> bool:
+        completed = await settle.is_completed(
+            self._context.database, worker_id=self._context.worker_id, run=ended
+        )
+        self._context.health.answered()
+        return completed
 
     async def _once(self, statement: Statement, ended: Ended) -> Settled | None:
         async with self._waiting:
@@ -328,6 +336,10 @@ class Settler:
 def _has_key(run: Run) -> bool:
     """Return whether the job may have to wait for its key when it comes back to the queue."""
     return run.claimed.waiting_key is not None
+
+
+def _is_large_completion(ended: Ended) -> bool:
+    return isinstance(ended, Completion) and (_is_large(ended.result) or bool(ended.child_jobs))
 
 
 def _is_large(result: str | None) -> bool:
