@@ -78,7 +78,7 @@ async def test_a_search_that_goes_unanswered_gets_more_time_and_is_told_once(sea
     [degraded] = searching.heard.of("worker.degraded")
     assert degraded["what"] == "looking for that"
     assert (
-        "did not answer within 1 s, but answers at once otherwise; is a transaction open"
+        "did not answer within 1 s, but answers at once otherwise; is the line busy, or a transaction open"
         in degraded["reason"]
     )
     assert [event["what"] for event in searching.heard.of("worker.restored")] == ["looking for that"]

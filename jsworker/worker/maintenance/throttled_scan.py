@@ -126,5 +126,5 @@ class ThrottledScan(ScanPace):
         self._seconds = min(2 * self._seconds, self._most)
         if not self.is_slow:
             self.is_slow = self.is_reported = True
-            why = "but answers at once otherwise; is a transaction open for long? See pg_stat_activity"
-            self._context.complaints.report(self._what, f"{error}, {why}")
+            why = "is the line busy, or a transaction open for long? See pg_stat_activity"
+            self._context.complaints.report(self._what, f"{error}, but answers at once otherwise; {why}")
