@@ -6,6 +6,7 @@ A value that PostgreSQL can store and Python cannot hold (``infinity``, a year b
 
 import asyncio
 import json
+import logging
 import math
 import select
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -76,6 +77,8 @@ _LONGEST_LOGIN_SECONDS: Final = 5.0
 """More than seven round trips by way of a satellite, so many as a login with a password and TLS takes."""
 _LATE_SECONDS: Final = 5.0
 """A connection may be made so long after its statement was given up."""
+# It warns of each statement that was given up. Where logging is not configured, that would go to the user's stderr.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
 
 

@@ -56,11 +56,13 @@ _own: FilteringBoundLogger = structlog.get_logger()
 _writers: Final[dict[int, LineWriter]] = {}
 """The writers by the file descriptor that they write to."""
 
-_QUIET_LIBRARIES: Final = (
-    *("alembic", "asyncio", "concurrent", "nats", "opentelemetry", "prometheus_client"),
-    *("psycopg", "sqlalchemy"),
-)
-"""A worker's own dependencies log nothing below a warning, unless their logger has been given a level."""
+_QUIET_LIBRARIES: Final = {
+    **dict.fromkeys(("alembic", "asyncio", "concurrent", "nats", "opentelemetry"), logging.WARNING),
+    **dict.fromkeys(("prometheus_client", "sqlalchemy"), logging.WARNING),
+    # It warns twice of each statement that was given up, and names no server; ``worker.degraded`` does.
+    "psycopg": logging.ERROR,
+}
+"""The levels of a worker's own dependencies, unless their logger has been given another one."""
 
 
 def configure_logs(
@@ -72,7 +74,7 @@ def configure_logs(
     """Send every log line of this process, of events, structlog and ``logging``, to one stream.
 
     The root logger gets the level, debug, info, warning, error or critical; the libraries that a worker
-    depends on log only warnings and errors. Without a stream the lines go to stderr.
+    depends on log only warnings and errors, and psycopg only errors. Without a stream the lines go to stderr.
     """
     least = logging.getLevelNamesMapping()[level.upper()]
     out = stderr_lines() if stream is None else stream
@@ -108,10 +110,10 @@ def configure_logs(
     handler.setFormatter(formatter)
     root.addHandler(handler)
     root.setLevel(least)
-    for name in _QUIET_LIBRARIES:
+    for name, quiet in _QUIET_LIBRARIES.items():
         library = logging.getLogger(name)
-        if library.level == logging.NOTSET:
-            library.setLevel(logging.WARNING)
+        if library.level in (logging.NOTSET, logging.WARNING):  # the latter psycopg gives itself
+            library.setLevel(quiet)
 
 
 def own_logger() -> FilteringBoundLogger:

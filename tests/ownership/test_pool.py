@@ -2,9 +2,12 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -30,6 +33,24 @@ SELECT current_setting('tcp_keepalives_idle') AS idle, current_setting('tcp_keep
 JIT = text("SELECT current_setting('jit') AS jit")
 PID = text("SELECT pg_backend_pid() AS pid")
 SLEEP = text("SELECT pg_sleep(0.1)")
+GIVE_UP = """
+import asyncio, sys
+from sqlalchemy import text
+from jsworker.core.errors import DatabaseTimeout
+from jsworker.ownership.database import Database
+from tests.support.proxy import proxied
+
+async def main(url):
+    async with proxied(url) as (proxy, url), Database(url, statement_timeout=30.0) as database:
+        await database.run(text("SELECT 1"))
+        proxy.black_hole()
+        try:
+            await database.run(text("SELECT pg_sleep(60)"), seconds=0.2)
+        except DatabaseTimeout:
+            await asyncio.sleep(0.1)  # it begins to cancel
+
+asyncio.run(main(sys.argv[1]))
+"""
 BACKENDS = """
 SELECT count(*) AS n FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = 'jsworker'
@@ -216,6 +237,12 @@ async def test_a_statement_that_is_given_up_costs_no_connection_once_the_server_
             [before]
         ] * 3  # and no answer of the statement before
         assert backends(sql) == 1
+
+
+def test_one_that_is_given_up_writes_nothing_to_the_users_stderr(database_url: str) -> None:
+    command = [sys.executable, "-c", GIVE_UP, database_url]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
 
 
 async def test_a_connection_that_is_made_too_late_for_its_statement_serves_the_next(

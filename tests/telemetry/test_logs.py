@@ -555,6 +555,12 @@ class TestOtherLibraries:
             logger.setLevel(logging.NOTSET)
         assert only_line(out)["event"] == "wanted"
 
+    def test_psycopg_warns_of_no_statement_that_was_given_up(self) -> None:
+        _, out = start(level="info")
+        logging.getLogger("psycopg").warning("query cancellation failed: cancellation timeout expired")
+        logging.getLogger("psycopg").error("loud")
+        assert only_line(out)["event"] == "loud"
+
     def test_the_level_holds_for_them_too(self) -> None:
         _, out = start(level="error")
         logging.getLogger("nats").warning("quiet")
