@@ -53,9 +53,9 @@ async def test_a_workflow_of_many_needs_is_given_time_for_them(
 ) -> None:
     run, given = database.in_transaction, list[float]()
 
-    async def noting(write: Any, *, seconds: float) -> Any:
-        given.append(seconds)
-        return await run(write, seconds=seconds)
+    async def noting(write: Any, *, size: int) -> Any:
+        given.append(database.seconds_for(size))
+        return await run(write, size=size)
 
     monkeypatch.setattr(database, "in_transaction", noting)
     for of_second in (0, 100):
