@@ -179,7 +179,7 @@ class TestSlowLine:
             async def one() -> Enqueued:
                 return await enqueue(database, KIND, NewJob(new_job_id(), text, None), publish_after=300.0)
 
-            await one()
+            await answered(database.ping)
             near = database.seconds_for(len(text))
             proxy.slow_down(0.06, dribble_bytes=16_384)  # a job takes two seconds
             too_slow = r"within 1\.5 s to a statement of 500002 bytes, for which the line may be too slow$"
