@@ -107,6 +107,13 @@ def test_where_servers_are_far_away_what_starts_later_is_prefetched_too(slots: S
     assert far.room(ALONE) == 10 + 100  # a second's; what has waited for so long is handed back
 
 
+def test_what_starts_in_turns_is_prefetched_half_a_second_before_at_most(clock: Clock) -> None:
+    far = Slots(10, 4, InFlight())
+    leave_after(far, clock, 0.1)
+    far.note_claim(0.3)
+    assert far.room(ALONE) == 10 + 50  # the last may wait for twice as long
+
+
 class Lane:
     """A lane as the slots see it."""
 

@@ -158,9 +158,9 @@ _OWNED = """owned AS MATERIALIZED (
 
 # True for a job that was claimed but had not begun when its owner died, as far as a row can show: the owner held
 # more jobs than it has job slots, and this job was claimed right before the owner's last sign of life. (Jobs are
-# claimed ahead for a fifth of a second of work, besides the ways to the servers: they rarely wait for a second.) A job that kills its process at
-# once may look the same, so this is assumed only once: for a job that was taken or handed back before (cleared), a
-# stall is counted, until an error of its own, which counts as well, ends that state.
+# claimed ahead for a fifth of a second of work, besides the ways to the servers: they rarely wait for a second.)
+# A job that kills its process at once may look the same, so this is assumed only once: for a job that was taken or
+# handed back before (cleared), a stall is counted, until an error of its own, which counts as well, ends that state.
 # Of a job that runs alone the row is sure: its owner notes the beginning before anything of the job runs. What
 # kills a whole container, supervisor included, leaves no other witness.
 _NOT_BEGUN = f"""(coalesce(

@@ -13,7 +13,8 @@ from jsworker.worker.pipeline.kinds import Kind
 
 _PREFETCH_SECONDS = 0.2  # only jobs that should start so soon are prefetched; the rest is for others
 # With the way to distant servers. Jobs claimed a second ago are handed back, and taken for begun (see reset).
-_MOST_PREFETCH_SECONDS = 1.0
+# Where kinds or priorities take turns, jobs may wait for twice as long as they were asked for in advance.
+_MOST_PREFETCH_SECONDS, _MOST_PREFETCH_SECONDS_IN_TURNS = 1.0, 0.5
 _SLOWER = 1.1  # a claim that takes longer than the quickest ones is taken for a longer way only so slowly
 _PREFETCH_JOBS = 200  # the most that are prefetched, unless more have just ended within that time
 MOST_PREFETCH_JOBS = 4000
@@ -87,7 +88,8 @@ class Slots:
     def prefetch_seconds(self) -> float:
         """How long before their start jobs are asked for: their messages and claims are on the way, too."""
         ways = 2 * self._claim_seconds if math.isfinite(self._claim_seconds) else 0.0
-        return min(_PREFETCH_SECONDS + ways, _MOST_PREFETCH_SECONDS)
+        most = _MOST_PREFETCH_SECONDS if self.serves_one else _MOST_PREFETCH_SECONDS_IN_TURNS
+        return min(_PREFETCH_SECONDS + ways, most)
 
     def open_lane(self, lane: Lane) -> None:
         """Add a source of jobs."""
