@@ -253,6 +253,15 @@ class TestPayloadType:
         assert read_payload(OfList, [{"url": "u"}, None]) == [Repo(url="u"), None]
         assert read_payload(OfBare, {"sender": "s", "content": 1}).content == 1
 
+    def test_names_that_are_not_of_the_payload_may_be_for_type_checkers_alone(self) -> None:
+        class OfRepo(Two["SeenByTypeCheckers", Repo]): ...  # type: ignore[name-defined]
+
+        class OfResult(Fixed["SeenByTypeCheckers"]): ...  # type: ignore[name-defined]
+
+        for processor in (OfRepo, OfResult):
+            assert read_payload(processor, {"url": "u"}) == Repo(url="u")
+            assert read_result(processor, {"url": "u"}) == {"url": "u"}
+
     def test_left_open_it_is_a_dict(self) -> None:
         class Open(Base): ...  # type: ignore[type-arg]  # left open on purpose
 
@@ -283,6 +292,21 @@ class TestPayloadType:
 
 class Results(JobProcessor[Q], Generic[Q]):
     def process(self, job: Any) -> Q:
+        raise NotImplementedError
+
+
+class Fixed(JobProcessor[Repo], Generic[Q]):
+    def process(self, job: Any) -> Q:
+        raise NotImplementedError
+
+
+@dataclass
+class Wrapped(Generic[Q]):
+    content: Q
+
+
+class BareResults(JobProcessor[Q], Generic[Q]):
+    def process(self, job: Any) -> Wrapped:  # type: ignore[type-arg]  # left open on purpose
         raise NotImplementedError
 
 
@@ -328,6 +352,10 @@ class TestReturnType:
 
         for processor in (Models, Open):
             assert read_result(processor, {"url": "u"}) == {"url": "u"}
+
+        class OfBare(BareResults[Repo]): ...
+
+        assert read_result(OfBare, {"content": 1}) == Wrapped(1)
         page = read_result(ManyModels, {"sender": "s", "content": [{"url": "u"}]})
         assert (page.sender, page.content) == ("s", [{"url": "u"}])
 

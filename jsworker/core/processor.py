@@ -278,8 +278,12 @@ def payload_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
 def return_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
     """Return the adapter of the type that a processor's ``process`` returns; InvalidTarget: likewise."""
     owner = next(each for each in processor.__mro__ if "process" in vars(each))
+    try:
+        arguments = _arguments(processor, owner)
+    except NameError:  # names that only a type checker sees, say
+        arguments = {}
     with _naming("return type", processor):
-        return strict_json.result_type(processor.process, _arguments(processor, owner))
+        return strict_json.result_type(processor.process, arguments)
 
 
 @contextmanager
@@ -402,8 +406,10 @@ def _arguments(cls: type[Any], generic: type[Any]) -> dict[Any, Any]:
         origin = get_origin(parent) or parent
         if isinstance(origin, type) and issubclass(origin, generic):
             given = zip(getattr(origin, "__parameters__", ()), get_args(parent), strict=False)
-            known = {variable: _evaluated(argument, cls) for variable, argument in given}
             above = _arguments(origin, generic)
+            # Others may be names that only a type checker sees.
+            used = {variable for each in above.values() for variable in strict_json.variables_of(each)}
+            known = {variable: _evaluated(argument, cls) for variable, argument in given if variable in used}
             return {each: strict_json.substituted(argument, known) for each, argument in above.items()}
     return {}
 

@@ -192,22 +192,28 @@ def substituted(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
     """Return a type with these arguments for its type variables."""
     if isinstance(annotation, TypeVar):
         return arguments.get(annotation, annotation)
-    of_model: Any = getattr(annotation, "__pydantic_generic_metadata__", {})
-    variables: Any = of_model.get("parameters") or getattr(annotation, "__parameters__", ())
+    variables = variables_of(annotation)
     if arguments.keys().isdisjoint(variables):
         return annotation
     return annotation[tuple(arguments.get(each, each) for each in variables)]
 
 
-def _left_open(annotation: Any) -> tuple[Any, ...]:
-    """Return the type variables within a type; a generic class without arguments has none."""
+def variables_of(annotation: Any) -> tuple[Any, ...]:
+    """Return the type variables within a type; a generic class without arguments has none.
+
+    But a generic model has: for pydantic, the model and the model of its own type variables are the same.
+    """
     if isinstance(annotation, TypeVar):
         return (annotation,)
     of_model: Any = getattr(annotation, "__pydantic_generic_metadata__", {})
-    if isinstance(annotation, type) and not of_model.get("args"):
-        return ()
-    found: tuple[Any, ...] = of_model.get("parameters") or getattr(annotation, "__parameters__", ())
-    return found
+    found: tuple[Any, ...] = of_model.get("parameters") or ()
+    return found if isinstance(annotation, type) else getattr(annotation, "__parameters__", ())
+
+
+def _left_open(annotation: Any) -> tuple[Any, ...]:
+    """Return the type variables within a type; a generic class or model without arguments has none."""
+    of_model: Any = getattr(annotation, "__pydantic_generic_metadata__", {})
+    return () if of_model and not of_model.get("args") else variables_of(annotation)
 
 
 def adapter_of(annotation: Any) -> TypeAdapter[Any]:
