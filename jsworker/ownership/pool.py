@@ -282,7 +282,7 @@ async def connect(arguments: Mapping[str, Any]) -> Connection:
     return connection
 
 
-def arguments_of(url: URL, *, statement_timeout: float = 0.0) -> dict[str, Any]:
+def arguments_of(url: URL, *, statement_timeout: float = math.inf) -> dict[str, Any]:
     """Return the driver's arguments to connect to a URL.
 
     A login to one host may take as long as the URL's ``connect_timeout``. If it has none, all the hosts share two

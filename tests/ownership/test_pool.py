@@ -281,6 +281,10 @@ def test_the_hosts_of_a_url_share_the_time_for_logins(
     assert database.arguments()["connect_timeout"] == seconds
 
 
+def test_where_no_statement_is_given_up_a_login_may_take_longest() -> None:
+    assert pool.arguments_of(pool.driver_url("postgresql:///jobs"))["connect_timeout"] == 5
+
+
 async def test_the_next_host_is_tried_within_a_statement(database_url: str) -> None:
     async with proxied(database_url) as (proxy, url):
         proxy.black_hole()

@@ -6,16 +6,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from jsworker.client.terms import Terms, positive_seconds
 from jsworker.core.contents import PLAIN, Contents
 from jsworker.core.errors import InvalidTarget, SettingsError
-from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate, common_key, name_of_key
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
@@ -25,7 +24,6 @@ from jsworker.core.processor import (
     JobProcessor,
     Middleware,
     Unique,
-    payload_argument,
     payload_type,
     return_type,
 )
@@ -341,24 +339,6 @@ def _check_class(processor: JobProcessor[Any]) -> None:
     )
     _check_hooks(processor, name)
     payload_type(type(processor))  # raises InvalidTarget if it cannot be used
-    _check_parameter(processor, process)
-
-
-def _check_parameter(processor: JobProcessor[Any], process: str) -> None:
-    """Refuse a ``process`` annotated with the payload, or with a model that its class does not give."""
-    payload = payload_argument(type(processor))
-    try:
-        name = next(iter(inspect.signature(processor.process).parameters))
-        annotation = get_type_hints(processor.process).get(name, Any)
-    except Exception:  # noqa: BLE001 -- names that only a type checker sees, say
-        return
-    if annotation == payload and annotation not in (Any, object):
-        raise InvalidTarget(f"{process} takes the job, not the payload: write process(self, job: Job[...])")
-    given: Any = get_args(annotation)[0] if get_origin(annotation) is Job else None
-    is_model = isinstance(given, type) and (issubclass(given, BaseModel) or is_dataclass(given))
-    if is_model and payload == dict[str, Any]:
-        cls = f"class {type(processor).__name__}(JobProcessor[{given.__name__}])"
-        raise InvalidTarget(f"{process} takes Job[{given.__name__}], but payloads are dicts: write {cls}")
 
 
 def _check_hooks(processor: JobProcessor[Any], name: str) -> None:
