@@ -121,7 +121,7 @@ async def test_a_kind_has_its_place_in_the_line_beside_a_flood(
     assert (flood.room(), rare.room()) == (1, 1)
     running.expects_short_runs("flood")
     assert (flood.room(), rare.room()) == (21, 1)  # twenty more fall free within a fifth of a second
-    await client.enqueue_many("flood", [{}] * 50)
+    await client.enqueue_many("flood", [{}] * 100)
     await gate.met()
 
     async def full() -> None:
