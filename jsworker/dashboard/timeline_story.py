@@ -187,11 +187,17 @@ class Story:
     is_cut: bool
 
 
-def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | None = None) -> Story:
+def job_story(
+    job: JobDetails,
+    timeline: Sequence[JobEvent],
+    now: datetime | None = None,
+    *,
+    heartbeat_interval: float = 5.0,
+) -> Story:
     """Return the story of a job; a run that has not ended is drawn until ``now``."""
     now = now or datetime.now(UTC)
     events = [readable(_columns(event)) for event in timeline]
-    found = _columns(job)
+    found = _columns(job) | {"heartbeat_interval": heartbeat_interval}
     is_cut = len(timeline) >= MOST_EVENTS
     runs = list(_runs(found, events, now, is_cut=is_cut))
     marks = [*_row_marks(job), *_marks(events)]
@@ -215,9 +221,9 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
     )
 
 
-def is_silent(last_activity_at: datetime, now: datetime) -> bool:
-    """Return whether the last heartbeat of a run is old; workers send one every few seconds."""
-    return (now - last_activity_at).total_seconds() > _SILENT_SECONDS
+def is_silent(last_activity_at: datetime, now: datetime, heartbeat_interval: float) -> bool:
+    """Return whether the last heartbeat of a run is old, for workers that send one so often."""
+    return (now - last_activity_at).total_seconds() > max(_SILENT_SECONDS, 2 * heartbeat_interval)
 
 
 def _columns(record: JobDetails | JobEvent) -> dict[str, Any]:
@@ -322,7 +328,7 @@ def _silence(
             return at - timedelta(seconds=seconds) if _is_number(seconds) else None
     if outcome == "running":
         last: datetime = job["last_activity_at"]
-        return last if is_silent(last, end) else None
+        return last if is_silent(last, end, job["heartbeat_interval"]) else None
     if outcome != "reset":
         return None
     causes = {(event["detail"] or {}).get("cause") for event in own if event["event"] == "reset"}

@@ -224,6 +224,21 @@ async def test_a_run_without_a_heartbeat_stands_out(viewer: Viewer, put: PutJob)
     assert len(re.findall(r"no heartbeat for 1 m \d+ s", (await viewer.see("/jobs")).text)) == 1
 
 
+async def test_a_run_whose_worker_is_to_send_few_heartbeats_does_not_stand_out(
+    settings: Settings, put: PutJob
+) -> None:
+    rare = {"heartbeat_interval": 30.0, "crash_threshold": 90.0, "stale_threshold": 90.0}
+    given = {name: getattr(settings, name) for name in settings.model_fields_set - {"nats_url"}}
+    job_id = await put("processing", last_activity_at=sql.SQL("clock_timestamp() - interval '29 s'"))
+    async with JobClient(Settings(**given | rare)) as client:
+        viewer = Viewer(dashboard(client))
+        for address in ("/jobs", f"/jobs/{job_id}"):
+            page = await viewer.see(address)
+            assert "no heartbeat for" not in page.text
+            assert "bad-text" not in page.source
+        await viewer.http.aclose()
+
+
 async def test_a_job_shows_those_that_it_enqueued(viewer: Viewer, put: PutJob, rows: Rows) -> None:
     parent, child, gone = await put("completed"), await put("failed"), new_job_id()
     detail = {"jobs": 3, "kinds": "resize", "ids": [str(child), str(gone), "<b>"]}

@@ -45,7 +45,8 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     ]
     job = JobDetails.of_row(row)
     now = visit.site.clock.now()
-    story = job_story(job, events, now)
+    every = visit.site.client.settings.heartbeat_interval
+    story = job_story(job, events, now, heartbeat_interval=every)
     steps = await steps_of(reads, job_id)
     noted = [
         each for event in events if event.event == "child_jobs" for each in noted_child_jobs(event.detail)
@@ -64,7 +65,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         "contents": list(contents(row, payloads=payloads)),
         "node": node,
         "service": await service_of(reads, row["kind"]) if is_due(row, now) else None,
-        "is_silent": job.status == "processing" and is_silent(row["last_activity_at"], now),
+        "is_silent": job.status == "processing" and is_silent(row["last_activity_at"], now, every),
         "children": await listing.look_up(reads, noted) if noted else {},
         "trace": trace_id(row["traceparent"]),
     }

@@ -103,6 +103,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     except ValueError as error:
         raise WrongFilter(f"after or failure: {error}") from None
     now, payloads = visit.site.clock.now(), visit.access.payloads
+    every = visit.site.client.settings.heartbeat_interval
     due = {job["id"]: job["kind"] for job in page.jobs if is_due(job, now)}
     services = await services_of(visit.site.reads, set(due.values()))
     return {
@@ -111,7 +112,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
                 **job,
                 "last_error": error_shown(job["last_error"], payloads=payloads),
                 "service": services[job["kind"]] if job["id"] in due else None,
-                "is_silent": job["status"] == "processing" and is_silent(job["last_activity_at"], now),
+                "is_silent": job["status"] == "processing" and is_silent(job["last_activity_at"], now, every),
             }
             for job in page.jobs
         ],
