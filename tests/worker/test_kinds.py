@@ -125,7 +125,7 @@ async def test_a_kind_has_its_place_in_the_line_beside_a_flood(
     await gate.met()
 
     async def full() -> None:
-        assert flood.room() == 0
+        assert flood.room() <= 0  # below after a quicker claim: then less is prefetched
 
     await eventually(full)
     assert rare.room() == 1
