@@ -237,7 +237,7 @@ class Supervisor:
             if reason is None and code == FAILED and pause > self._settings.watchdog_timeout:
                 reason = (
                     f"its supervisor stood still for {pause:.0f} s: a process that stands still, too, "
-                    "for longer than twice JSWORKER_WATCHDOG_TIMEOUT ends itself"
+                    "ends itself, after twice JSWORKER_WATCHDOG_TIMEOUT at the latest"
                 )
             log("child.died", **child.facts(), how=child.ending(), reason=reason)
             if not self._stopping:
