@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from markupsafe import escape
 from python_multipart.multipart import parse_options_header
@@ -384,7 +384,9 @@ async def _tell(request: Request, error: Exception) -> Response:
     else:
         status, line = _status(error), _line(visit.site, error)
     came_from = request.headers.get("referer", "")
-    back = came_from if is_own_address(request, came_from) else ""
+    # A question that was asked again stands at the address of its answer, which leads to an empty one.
+    is_back = is_own_address(request, came_from) and urlsplit(came_from).path != request.url.path
+    back = came_from if is_back else ""
     response = _error(visit, status, line, back=back)
     is_away = status == 503 and not (isinstance(error, DatabaseUnavailable) and _took_long(error))
     if request.method == "GET" and is_away and not visit.report:  # which the next page would not show

@@ -308,6 +308,9 @@ async def test_nothing_chosen_is_said(viewer: Viewer, put: PutJob) -> None:
     assert page.links["Back"] == listed.address
     other = await viewer.http.get("/jobs/cancel", headers={"referer": "http://evil.example/"})
     assert "evil.example" not in other.text
+    again = await viewer.http.get("/jobs/cancel", headers={"referer": str(other.url)})
+    assert "no job was chosen" in again.text
+    assert ">Back<" not in again.text
 
 
 @pytest.mark.parametrize("right", ["retry", "cancel", "clear", "priority", "reschedule"])
